@@ -1,0 +1,335 @@
+// front: the typed collectives that every backend and decorator shares. Checks, names types, fills in a call.
+// Needs comm/call. A backend derives from front<Backend, Queue> and implements execute(const call&).
+#pragma once
+
+#include <algorithm>    // sort
+#include <array>        // control gather
+#include <cstddef>      // size_t
+#include <cstdint>      // sequence numbers
+#include <numeric>      // accumulate
+#include <span>         // counts, transfers
+#include <string>       // agree's text
+#include <string_view>  // names
+#include <vector>       // messages
+
+#include <tutti/comm/call.hpp>          // call
+#include <tutti/comm/communicator.hpp>  // control_record
+#include <tutti/core/element.hpp>       // transportable
+#include <tutti/core/queue.hpp>         // queue
+#include <tutti/core/reduce_op.hpp>     // reducible
+#include <tutti/core/view.hpp>          // view, overlaps
+
+namespace tutti::comm {
+
+/// The collectives. All are called by every rank of the communicator in the same order, except exchange.
+///
+/// Shapes        n = size(), r = rank(). Element type T comes from the output view alone.
+/// Aliasing      in place is positional: all_reduce and reduce in == out; reduce_scatter out == in + r * count;
+///               all_gather in == out + r * count; gather and scatter likewise at the root. Any other overlap, and any
+///               overlap in all_to_all, is a usage_error.
+/// Determinism   as the backend states.
+/// Errors        usage_error before anything moved; mismatch_error when a backend or `checked` sees ranks disagree.
+template <class Derived, queue Q>
+class front {
+    std::uint64_t collectives_ = 0;  // also counts calls of no elements: all ranks must stay in step
+    std::uint64_t exchanges_ = 0;
+
+public:
+    using queue_type = Q;
+    using memory_type = typename Q::memory_type;
+    template <class T>
+    using in_view = view<const std::type_identity_t<T>, memory_type>;
+    template <class T>
+    using out_view = view<T, memory_type>;
+    using counts = std::span<const std::size_t>;
+
+    /// out[i] = op over ranks of in[i]. Cost: 2(n-1)/n of the data sent by each rank.
+    template <class T, class Op>
+        requires reducible<T, Op>
+    void all_reduce(in_view<T> in, out_view<T> out, Op) {
+        call c = reducing<T, Op>(collective::all_reduce, in, out);
+        expect(in.size() == out.size(), c, [&] { return fmt::format("in has {} elements, out {}", in.size(), out.size()); });
+        expect_in_place_at(c, 0, 0);
+        submit(c);
+    }
+
+    /// Rank r gets elements [r * count, (r+1) * count) of the reduction. Cost: (n-1)/n of the input sent.
+    template <class T, class Op>
+        requires reducible<T, Op>
+    void reduce_scatter(in_view<T> in, out_view<T> out, Op) {
+        call c = reducing<T, Op>(collective::reduce_scatter, in, out);
+        expect(in.size() == ranks() * out.size(), c,
+               [&] { return fmt::format("in has {} elements, {} ranks times out are {}", in.size(), ranks(), ranks() * out.size()); });
+        expect_in_place_at(c, 0, me() * out.size());
+        submit(c);
+    }
+
+    /// reduce_scatter with uneven parts: rank r gets counts[r] elements. `counts` is the same on all ranks.
+    template <class T, class Op>
+        requires reducible<T, Op>
+    void reduce_scatter_v(in_view<T> in, out_view<T> out, counts n, Op) {
+        call c = reducing<T, Op>(collective::reduce_scatter_v, in, out);
+        c.send_counts = n;
+        expect_counts(c, n, in.size(), out.size(), "in", "out");
+        expect_in_place_at(c, 0, offset_of(n, me()));
+        submit(c);
+    }
+
+    /// out = in of rank 0, rank 1, ... one after the other. Cost: (n-1)/n of the output received.
+    template <transportable T>
+    void all_gather(in_view<T> in, out_view<T> out) {
+        call c = moving<T>(collective::all_gather, in, out);
+        expect(out.size() == ranks() * in.size(), c,
+               [&] { return fmt::format("out has {} elements, {} ranks times in are {}", out.size(), ranks(), ranks() * in.size()); });
+        expect_in_place_at(c, me() * in.size(), 0);
+        submit(c);
+    }
+
+    /// all_gather of uneven parts: rank r gives counts[r] elements. `counts` is the same on all ranks.
+    template <transportable T>
+    void all_gather_v(in_view<T> in, out_view<T> out, counts n) {
+        call c = moving<T>(collective::all_gather_v, in, out);
+        c.send_counts = n;
+        expect_counts(c, n, out.size(), in.size(), "out", "in");
+        expect_in_place_at(c, offset_of(n, me()), 0);
+        submit(c);
+    }
+
+    /// `data` of the root reaches all. Cost: the data leaves the root once.
+    template <transportable T>
+    void broadcast(out_view<T> data, int root) {
+        call c = moving<T>(collective::broadcast, data, data);
+        set_root(c, root);
+        submit(c);
+    }
+
+    /// The reduction arrives at the root; elsewhere `out` is not touched and may be empty.
+    template <class T, class Op>
+        requires reducible<T, Op>
+    void reduce(in_view<T> in, out_view<T> out, Op, int root) {
+        call c = reducing<T, Op>(collective::reduce, in, out);
+        set_root(c, root);
+        if (root == self().rank()) {
+            expect(in.size() == out.size(), c, [&] { return fmt::format("in has {} elements, out {}", in.size(), out.size()); });
+            expect_in_place_at(c, 0, 0);
+        } else { drop_out(c); }
+        submit(c);
+    }
+
+    /// The parts of all ranks arrive at the root in rank order; elsewhere `out` is not touched and may be empty.
+    template <transportable T>
+    void gather(in_view<T> in, out_view<T> out, int root) {
+        call c = moving<T>(collective::gather, in, out);
+        set_root(c, root);
+        if (root == self().rank()) {
+            expect(out.size() == ranks() * in.size(), c,
+                   [&] { return fmt::format("out has {} elements, {} ranks times in are {}", out.size(), ranks(), ranks() * in.size()); });
+            expect_in_place_at(c, me() * in.size(), 0);
+        } else { drop_out(c); }
+        submit(c);
+    }
+
+    /// Rank r gets part r of the root's `in`; elsewhere `in` is not read and may be empty.
+    template <transportable T>
+    void scatter(in_view<T> in, out_view<T> out, int root) {
+        call c = moving<T>(collective::scatter, in, out);
+        set_root(c, root);
+        if (root == self().rank()) {
+            expect(in.size() == ranks() * out.size(), c,
+                   [&] { return fmt::format("in has {} elements, {} ranks times out are {}", in.size(), ranks(), ranks() * out.size()); });
+            expect_in_place_at(c, 0, me() * out.size());
+        } else {
+            c.in = nullptr;
+            c.in_count = 0;
+        }
+        submit(c);
+    }
+
+    /// Part s of `in` goes to rank s, where it becomes part r of `out`. No in-place form.
+    template <transportable T>
+    void all_to_all(in_view<T> in, out_view<T> out) {
+        call c = moving<T>(collective::all_to_all, in, out);
+        expect(in.size() == out.size() && in.size() % ranks() == 0, c, [&] {
+            return fmt::format("in has {} elements, out {}; both must be the same multiple of {} ranks", in.size(), out.size(), ranks());
+        });
+        expect_apart(c);
+        submit(c);
+    }
+
+    /// all_to_all of uneven parts: send_counts[s] elements go to rank s, recv_counts[s] come from it, packed in rank order.
+    template <transportable T>
+    void all_to_all_v(in_view<T> in, counts send_counts, out_view<T> out, counts recv_counts) {
+        call c = moving<T>(collective::all_to_all_v, in, out);
+        c.send_counts = send_counts;
+        c.recv_counts = recv_counts;
+        expect_counts(c, send_counts, in.size(), send_counts.size() > me() ? send_counts[me()] : 0, "in", "own part");
+        expect_counts(c, recv_counts, out.size(), recv_counts.size() > me() ? recv_counts[me()] : 0, "out", "own part");
+        expect(send_counts[me()] == recv_counts[me()], c, [&] {
+            return fmt::format("rank {} sends itself {} elements and receives {}", me(), send_counts[me()], recv_counts[me()]);
+        });
+        expect_apart(c);
+        submit(c);
+    }
+
+    /// Sends and receives as one grouped call: returns (in queue order) when all its messages are done. Only the ranks
+    /// named take part. Messages between a pair of ranks match in order; sizes of a matching pair must be equal.
+    void exchange(std::span<const transfer<memory_type>> transfers) {
+        call c;
+        c.kind = collective::exchange;
+        c.sequence = ++exchanges_;
+        std::vector<message> messages;
+        messages.reserve(transfers.size());
+        for (const auto& t : transfers) {
+            messages.push_back(t.bytes);
+            c.in_count += t.bytes.sends ? t.bytes.bytes : 0;
+            c.out_count += t.bytes.sends ? 0 : t.bytes.bytes;
+            expect(t.bytes.peer >= 0 && t.bytes.peer < self().size(), c,
+                   [&] { return fmt::format("peer {} is not one of {} ranks", t.bytes.peer, ranks()); });
+        }
+        expect_disjoint(c, messages);
+        c.messages = messages;
+        self().execute(c);
+    }
+
+    /// Returns when every rank has called it.
+    void barrier() {
+        call c;
+        c.sequence = ++collectives_;
+        self().execute(c);
+    }
+
+    /// Every rank's record, by rank; host-blocking. Device backends bring their own.
+    [[nodiscard]] std::vector<control_record> gather_control(control_record mine)
+        requires(memory_type::host_accessible)
+    {
+        std::vector<control_record> all(ranks());
+        call c;
+        c.kind = collective::all_gather;
+        c.element_size = sizeof(control_record);
+        c.in = &mine;
+        c.in_count = 1;
+        c.out = all.data();
+        c.out_count = all.size();
+        c.sequence = ++collectives_;
+        self().execute(c);
+        return all;
+    }
+
+    /// Throws mismatch_error on every rank when hashes differ. The ranks it names are those that differ from the most
+    /// common hash (of several, the one of the lowest rank).
+    void agree(std::uint64_t hash, std::string_view what) {
+        const auto all = self().gather_control({hash, 0, 0, 0});
+        std::size_t reference = 0;
+        std::ptrdiff_t votes = 0;
+        for (std::size_t r = 0; r < all.size(); ++r) {
+            const auto same = std::count(all.begin(), all.end(), all[r]);
+            if (same > votes) {
+                votes = same;
+                reference = r;
+            }
+        }
+        std::vector<int> differing;
+        for (std::size_t r = 0; r < all.size(); ++r) {
+            if (all[r] != all[reference]) { differing.push_back(static_cast<int>(r)); }
+        }
+        if (differing.empty()) { return; }
+        std::string list = fmt::format("rank {}: {:016x}", reference, all[reference][0]);
+        for (const int r : differing) { list += fmt::format(", rank {}: {:016x}", r, all[static_cast<std::size_t>(r)][0]); }
+        const error_context context{"agree", std::string(self().name()), self().rank(), collectives_, 0, dtype::byte, 0, {}};
+        const std::string text = fmt::format("agree: {} differs ({}){}", what, list, where(context));
+        self().abort(text);  // a communicator that failed stays failed
+        throw mismatch_error(text, std::move(differing), context);
+    }
+
+protected:
+    front() = default;
+    /// Number of the collective in progress, for calls that do not go through execute (duplicate, split).
+    std::uint64_t next_collective() noexcept { return ++collectives_; }
+
+private:
+    [[nodiscard]] Derived& self() noexcept { return static_cast<Derived&>(*this); }
+    [[nodiscard]] std::size_t ranks() noexcept { return static_cast<std::size_t>(self().size()); }
+    [[nodiscard]] std::size_t me() noexcept { return static_cast<std::size_t>(self().rank()); }
+
+    void submit(call& c) {
+        c.sequence = ++collectives_;
+        self().execute(c);
+    }
+
+    template <class T>
+    [[nodiscard]] call moving(collective kind, in_view<T> in, out_view<T> out) {
+        call c;
+        c.kind = kind;
+        c.type = dtype_of<T>;
+        c.element_size = sizeof(T);
+        c.in = in.data();
+        c.in_count = in.size();
+        c.out = out.data();
+        c.out_count = out.size();
+        c.sequence = collectives_ + 1;  // for messages; submit counts
+        return c;
+    }
+    template <class T, class Op>
+    [[nodiscard]] call reducing(collective kind, in_view<T> in, out_view<T> out) {
+        call c = moving<T>(kind, in, out);
+        c.op = Op::kind;
+        c.reduce = reduce_function_of<T, Op>();
+        return c;
+    }
+    static void drop_out(call& c) noexcept {
+        c.out = nullptr;
+        c.out_count = 0;
+    }
+
+    template <class Text>
+    void expect(bool holds, const call& c, Text text) {
+        if (holds) { return; }
+        const error_context context = context_of(c, self().name(), self().rank());
+        throw usage_error(fmt::format("{}: {}{}", name_of(c.kind), text(), where(context)), context);
+    }
+    void set_root(call& c, int root) {
+        c.root = root;
+        expect(root >= 0 && root < self().size(), c, [&] { return fmt::format("root {} is not one of {} ranks", root, ranks()); });
+    }
+    // Part counts must cover the whole view, and this rank's part the other one.
+    void expect_counts(const call& c, counts n, std::size_t whole, std::size_t own, std::string_view whole_name, std::string_view own_name) {
+        expect(n.size() == ranks(), c, [&] { return fmt::format("{} counts for {} ranks", n.size(), ranks()); });
+        const std::size_t total = std::accumulate(n.begin(), n.end(), std::size_t{0});
+        expect(total == whole, c, [&] { return fmt::format("counts add up to {}, {} has {} elements", total, whole_name, whole); });
+        expect(n[me()] == own, c, [&] { return fmt::format("counts[{}] is {}, {} has {} elements", me(), n[me()], own_name, own); });
+    }
+    [[nodiscard]] static std::size_t offset_of(counts n, std::size_t rank) {
+        return std::accumulate(n.begin(), n.begin() + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
+    }
+    // `in + in_offset` and `out + out_offset` name the same elements: they are one address, or the views do not meet.
+    void expect_in_place_at(const call& c, std::size_t in_at_out, std::size_t out_at_in) {
+        if (!overlaps(c.in, c.in_bytes(), c.out, c.out_bytes())) { return; }
+        const auto* const in = static_cast<const std::byte*>(c.in);
+        const auto* const out = static_cast<const std::byte*>(c.out);
+        expect(in + out_at_in * c.element_size == out + in_at_out * c.element_size, c,
+               [] { return std::string("in and out overlap, but not as the in-place form asks"); });
+    }
+    void expect_apart(const call& c) {
+        expect(!overlaps(c.in, c.in_bytes(), c.out, c.out_bytes()), c,
+               [] { return std::string("in and out overlap; this collective has no in-place form"); });
+    }
+    // No received byte may be touched by another message of the group.
+    void expect_disjoint(const call& c, const std::vector<message>& messages) {
+        std::vector<message> sorted(messages);
+        std::erase_if(sorted, [](const message& m) { return m.data == nullptr || m.bytes == 0; });
+        std::sort(sorted.begin(), sorted.end(), [](const message& a, const message& b) { return std::less<>{}(a.data, b.data); });
+        const std::byte* written_to = nullptr;  // end of the furthest receive, and of the furthest message of any kind
+        const std::byte* touched_to = nullptr;
+        for (const message& m : sorted) {
+            const auto* const begin = static_cast<const std::byte*>(m.data);
+            const std::byte* const limit = m.sends ? written_to : touched_to;
+            expect(limit == nullptr || !std::less<>{}(begin, limit), c,
+                   [&] { return fmt::format("a message with rank {} overlaps one that is received", m.peer); });
+            const std::byte* const end = begin + m.bytes;
+            if (touched_to == nullptr || std::less<>{}(touched_to, end)) { touched_to = end; }
+            if (!m.sends && (written_to == nullptr || std::less<>{}(written_to, end))) { written_to = end; }
+        }
+    }
+};
+
+}  // namespace tutti::comm

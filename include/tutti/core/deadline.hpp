@@ -1,0 +1,39 @@
+// Deadlines: every wait of the library ends by one of these.
+// Needs core/error. The default of ten minutes is changed by TUTTI_TIMEOUT (seconds) or per communicator.
+#pragma once
+
+#include <chrono>   // steady_clock
+#include <cstdlib>  // getenv, strtod
+#include <string>   // text of the variable
+
+#include <tutti/core/error.hpp>  // usage_error
+
+namespace tutti {
+
+using clock_type = std::chrono::steady_clock;
+using deadline = clock_type::time_point;
+using duration = clock_type::duration;
+
+/// The point in time `timeout` from now, saturating instead of overflowing.
+[[nodiscard]] inline deadline after(duration timeout) noexcept {
+    const deadline now = clock_type::now();
+    return timeout > deadline::max() - now ? deadline::max() : now + timeout;
+}
+
+/// TUTTI_TIMEOUT in seconds when set, ten minutes otherwise.
+/// Errors  usage_error when the variable is not a positive number.
+[[nodiscard]] inline duration default_timeout() {
+    const char* const text = std::getenv("TUTTI_TIMEOUT");
+    if (text == nullptr) { return std::chrono::minutes(10); }
+    char* end = nullptr;
+    const double seconds = std::strtod(text, &end);
+    constexpr double most = 1e9;  // thirty years; larger values would overflow the clock
+    if (end == text || *end != '\0' || !(seconds > 0) || seconds > most) {
+        throw usage_error(fmt::format("TUTTI_TIMEOUT: '{}' is not a positive number of seconds", text));
+    }
+    return std::chrono::duration_cast<duration>(std::chrono::duration<double>(seconds));
+}
+
+[[nodiscard]] inline double seconds(duration d) noexcept { return std::chrono::duration<double>(d).count(); }
+
+}  // namespace tutti
