@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstddef>  // size_t
-#include <cstring>  // memcpy, memmove
+#include <cstring>  // memcpy
 
 #include <tutti/core/config.hpp>   // TUTTI_EXACT
 #include <tutti/core/element.hpp>  // accumulator_t
@@ -12,8 +12,25 @@
 namespace tutti {
 
 namespace detail {
-inline void expect_same_size(std::string_view operation, std::size_t in, std::size_t out) {
-    if (in != out) { throw usage_error(fmt::format("{}: sizes differ (in {}, out {})", operation, in, out)); }
+// Same sizes, and either the very same elements or none in common.
+template <class From, class To, memory M>
+void expect_pairs(std::string_view operation, view<From, M> in, view<To, M> out) {
+    if (in.size() != out.size()) {
+        throw usage_error(fmt::format("{}: sizes differ (in {}, out {})", operation, in.size(), out.size()));
+    }
+    const bool same = std::same_as<std::remove_const_t<From>, To> && static_cast<const void*>(in.data()) == out.data();
+    if (!same && overlaps(in.data(), in.size_bytes(), out.data(), out.size_bytes())) {
+        throw usage_error(fmt::format("{}: in and out overlap without being the same elements", operation));
+    }
+}
+
+// 16-bit floats are made from float or double. Integers go through double, exactly up to 2^53.
+template <class To, class From>
+constexpr To converted(From x) noexcept {
+    using A = accumulator_t<From>;
+    if constexpr (std::integral<From> && floating_element<To>) {
+        return static_cast<To>(static_cast<std::conditional_t<sizeof(To) == 2, double, To>>(x));
+    } else { return static_cast<To>(static_cast<A>(x)); }
 }
 }  // namespace detail
 
@@ -43,7 +60,7 @@ struct copy_operation {
         if constexpr (std::same_as<From, To>) { std::memcpy(out.data(), in.data(), out.size_bytes()); }
         else {
             for (std::size_t i = 0; i < out.size(); ++i) {
-                out.data()[i] = static_cast<To>(static_cast<accumulator_t<From>>(in.data()[i]));
+                out.data()[i] = detail::converted<To>(in.data()[i]);
             }
         }
     }
@@ -98,26 +115,27 @@ void fill(Q q, view<T, typename Q::memory_type> out, std::type_identity_t<T> val
     run(q, fill_operation<T, typename Q::memory_type>{out, value});
 }
 
-/// Copies, converting the element type. Errors: usage_error when sizes differ.
+/// Copies, converting the element type. In place only when the type stays. Errors: usage_error when sizes differ or the
+/// views overlap otherwise.
 template <queue Q, class From, transportable To>
 void copy(Q q, view<From, typename Q::memory_type> in, view<To, typename Q::memory_type> out) {
-    detail::expect_same_size("copy", in.size(), out.size());
+    detail::expect_pairs("copy", in, out);
     run(q, copy_operation<std::remove_const_t<From>, To, typename Q::memory_type>{in, out});
 }
 
-/// out = factor * in. Errors: usage_error when sizes differ.
+/// out = factor * in. Errors: usage_error when sizes differ or the views overlap shifted.
 template <queue Q, floating_element T>
 void scale(Q q, view<const std::type_identity_t<T>, typename Q::memory_type> in, view<T, typename Q::memory_type> out,
            master_t<T> factor) {
-    detail::expect_same_size("scale", in.size(), out.size());
+    detail::expect_pairs("scale", in, out);
     run(q, scale_operation<T, typename Q::memory_type>{in, out, factor});
 }
 
-/// out += factor * in. Errors: usage_error when sizes differ.
+/// out += factor * in. Errors: usage_error when sizes differ or the views overlap shifted.
 template <queue Q, floating_element T>
 void add_scaled(Q q, view<const std::type_identity_t<T>, typename Q::memory_type> in,
                 view<T, typename Q::memory_type> out, master_t<T> factor) {
-    detail::expect_same_size("add_scaled", in.size(), out.size());
+    detail::expect_pairs("add_scaled", in, out);
     run(q, add_scaled_operation<T, typename Q::memory_type>{in, out, factor});
 }
 
