@@ -121,7 +121,7 @@ static_assert(queue<virtual_queue> && charging_queue<virtual_queue>);
                 const virtual_step& step = steps[next[s]];
                 if (step.what == virtual_step::kind::record) { event[step.id] = time[s]; }
                 else if (step.what == virtual_step::kind::wait) {
-                    if (event[step.id] < 0) { break; }
+                    if (step.id >= event.size() || event[step.id] < 0) { break; }
                     time[s] = std::max(time[s], event[step.id]);
                 } else { time[s] += step.seconds; }
             }
