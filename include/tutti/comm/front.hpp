@@ -6,6 +6,7 @@
 #include <array>        // control gather
 #include <cstddef>      // size_t
 #include <cstdint>      // sequence numbers
+#include <functional>   // less: order of unrelated pointers
 #include <numeric>      // accumulate
 #include <span>         // counts, transfers
 #include <string>       // agree's text
@@ -294,6 +295,9 @@ private:
     // Part counts must cover the whole view, and this rank's part the other one.
     void expect_counts(const call& c, counts n, std::size_t whole, std::size_t own, std::string_view whole_name, std::string_view own_name) {
         expect(n.size() == ranks(), c, [&] { return fmt::format("{} counts for {} ranks", n.size(), ranks()); });
+        for (std::size_t r = 0; r < n.size(); ++r) {  // a negative number turned count must not cancel out in the sum
+            expect(n[r] <= whole, c, [&] { return fmt::format("counts[{}] is {}, {} has {} elements", r, n[r], whole_name, whole); });
+        }
         const std::size_t total = std::accumulate(n.begin(), n.end(), std::size_t{0});
         expect(total == whole, c, [&] { return fmt::format("counts add up to {}, {} has {} elements", total, whole_name, whole); });
         expect(n[me()] == own, c, [&] { return fmt::format("counts[{}] is {}, {} has {} elements", me(), n[me()], own_name, own); });

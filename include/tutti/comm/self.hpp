@@ -52,12 +52,12 @@ public:
     [[nodiscard]] Q queue() const noexcept { return queue_; }
 
     [[nodiscard]] self duplicate(std::string_view name) {
-        check("duplicate");
+        throw_if_aborted("duplicate");
         this->next_collective();
         return self(*this, name);
     }
     [[nodiscard]] std::optional<self> split(std::span<const int> colors, std::string_view name) {
-        check("split");
+        throw_if_aborted("split");
         this->next_collective();
         if (colors.size() != 1) { throw usage_error(fmt::format("split: {} colors for 1 rank, on '{}'", colors.size(), name_)); }
         if (colors[0] < 0) { return std::nullopt; }
@@ -65,7 +65,7 @@ public:
     }
     void synchronize() {
         queue_.record().wait_host(after(timeout_));
-        check("synchronize");
+        throw_if_aborted("synchronize");
     }
     void abort(std::string_view why) noexcept {
         const std::lock_guard lock(family_->mutex);
@@ -77,14 +77,14 @@ public:
     }
     /// The record itself: one rank has nobody to ask.
     [[nodiscard]] std::vector<control_record> gather_control(control_record mine) {
-        check("gather_control");
+        throw_if_aborted("gather_control");
         this->next_collective();
         return {mine};
     }
 
     /// The byte-level core; called by the typed front.
     void execute(const call& c) {
-        check(name_of(c.kind));
+        throw_if_aborted(name_of(c.kind));
         if (c.kind == collective::exchange) {
             exchange_with_self(c);
         } else if (c.out != c.in) {
@@ -95,9 +95,11 @@ public:
 private:
     using M = typename Q::memory_type;
 
-    void check(std::string_view operation) {
+    void throw_if_aborted(std::string_view operation) {
         const std::lock_guard lock(family_->mutex);
-        if (family_->aborted) { throw aborted_error(fmt::format("{}: aborted: {}, on '{}'", operation, family_->cause, name_)); }
+        if (!family_->aborted) { return; }
+        throw aborted_error(fmt::format("{}: aborted: {}, on '{}'", operation, family_->cause, name_),
+                            {std::string(operation), name_, 0, 0, 0, dtype::byte, 0, {}});
     }
     void copy_bytes(const void* in, void* out, std::size_t bytes) {
         copy(queue_, view<const std::byte, M>(static_cast<const std::byte*>(in), bytes),
