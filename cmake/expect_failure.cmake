@@ -1,0 +1,27 @@
+# cmake -DEXPECT=<text> -P expect_failure.cmake -- <command>...
+# Passes if the command exits with a failure (a signal counts) and its output contains the text
+# (of one line, with single spaces).
+cmake_minimum_required(VERSION 3.25)
+set(command)
+set(after_dashes FALSE)
+math(EXPR last "${CMAKE_ARGC} - 1")
+foreach(i RANGE ${last})
+  if(after_dashes)
+    list(APPEND command "${CMAKE_ARGV${i}}")
+  elseif(CMAKE_ARGV${i} STREQUAL "--")
+    set(after_dashes TRUE)
+  endif()
+endforeach()
+if(NOT command OR EXPECT STREQUAL "")
+  message(FATAL_ERROR "usage: cmake -DEXPECT=<text> -P expect_failure.cmake -- <command>...")
+endif()
+execute_process(COMMAND ${command} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+message("${output}")
+if(result STREQUAL "0")
+  message(FATAL_ERROR "the command succeeded; it was expected to fail with: ${EXPECT}")
+endif()
+string(REGEX REPLACE "[ \n]+" " " unwrapped "${output}")  # CMake wraps what it says, and the test may be of CMake code
+string(FIND "${unwrapped}" "${EXPECT}" position)
+if(position EQUAL -1)
+  message(FATAL_ERROR "the command failed (${result}) without the expected text: ${EXPECT}")
+endif()
