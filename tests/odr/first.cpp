@@ -1,0 +1,3 @@
+#include "look.hpp"  // look()
+
+seen seen_by_first() { return look(); }
