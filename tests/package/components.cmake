@@ -1,0 +1,18 @@
+# Configures tutti itself where the package of a component is missing: an error where the component was asked for, a
+# build without it where it was not, and a refusal of any other value.
+include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
+
+set(lean ${configure} -S ${SOURCE} -DTUTTI_BUILD_TESTS=OFF -DTUTTI_BUILD_BENCH=OFF -DTUTTI_BUILD_EXAMPLES=OFF)
+set(without_mpi ${lean} -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON -DTUTTI_WITH_BLAS=OFF)
+set(without_blas ${lean} -DCMAKE_DISABLE_FIND_PACKAGE_CBLAS=ON -DTUTTI_WITH_MPI=OFF)
+step(${without_mpi} -B ${WORK}/mpi_auto)
+expect_output("tutti::mpi: not provided")
+step_fails("TUTTI_WITH_MPI=ON, but no MPI was found" ${without_mpi} -B ${WORK}/mpi_on -DTUTTI_WITH_MPI=ON)
+step(${without_blas} -B ${WORK}/blas_auto)
+expect_output("tutti::blas: not provided")
+step_fails("TUTTI_WITH_BLAS=ON, but no CBLAS was found" ${without_blas} -B ${WORK}/blas_on -DTUTTI_WITH_BLAS=ON)
+step_fails("TUTTI_WITH_MPI is 'maybe', expected AUTO, ON or OFF" ${without_mpi} -B ${WORK}/mpi_maybe
+  -DTUTTI_WITH_MPI=maybe)
+# A library without cblas_* is not taken for a CBLAS.
+step_fails("does not link with CBLAS_LIBRARIES=m" ${lean} -B ${WORK}/wrong -DTUTTI_WITH_MPI=OFF -DTUTTI_WITH_BLAS=ON
+  -DCBLAS_INCLUDE_DIR=${CMAKE_CURRENT_LIST_DIR} -DCBLAS_LIBRARIES=m)

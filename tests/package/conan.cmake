@@ -1,0 +1,51 @@
+# conan create, with a consumer as its test package. Conan comes from PyPI into a virtual environment; fmt comes from
+# the system, so that no remote is asked for anything.
+include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
+
+find_program(PYTHON python3 REQUIRED)
+set(venv ${WORK}-venv)  # kept from run to run; the rest starts from nothing
+set(conan ${venv}/bin/conan)
+execute_process(COMMAND ${conan} --version RESULT_VARIABLE missing OUTPUT_QUIET ERROR_QUIET)
+if(missing)
+  file(REMOVE_RECURSE ${venv})
+  step(${PYTHON} -m venv ${venv})
+  set(install ${venv}/bin/pip install --quiet --disable-pip-version-check "conan>=2.3,<3")
+  execute_process(COMMAND ${install} RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
+  if(output MATCHES "from versions: none|ConnectionError|Connection refused|ConnectTimeout|Read timed out|ProxyError")
+    message("skipped: PyPI, from where Conan comes, cannot be reached")
+    return()
+  elseif(NOT result STREQUAL "0")
+    message(FATAL_ERROR "failed (${result}): ${install}\n${output}")
+  endif()
+endif()
+
+# The version that the system's fmt has, as the compiler sees it.
+file(WRITE ${WORK}/fmt.cpp "#include <fmt/core.h>\nversion=FMT_VERSION\n")
+step(${CXX} -E -P ${WORK}/fmt.cpp)
+string(REGEX MATCH "version=([0-9]+)" matched "${output}")
+math(EXPR fmt_major "${CMAKE_MATCH_1} / 10000")
+math(EXPR fmt_minor "${CMAKE_MATCH_1} / 100 % 100")
+math(EXPR fmt_patch "${CMAKE_MATCH_1} % 100")
+
+set(ENV{CONAN_HOME} ${WORK}/home)
+step(${conan} profile detect --name tutti)
+file(APPEND ${WORK}/home/profiles/tutti "
+[platform_requires]
+fmt/${fmt_major}.${fmt_minor}.${fmt_patch}
+")
+step(${conan} remote disable "*")
+
+# Everything stays below the work folder: the build of the test package, and no presets beside the sources.
+step(${conan} create ${SOURCE} --profile:all tutti --settings:all compiler.cppstd=20
+  -c tools.cmake.cmaketoolchain:generator=Ninja
+  -c tools.cmake.cmaketoolchain:user_presets=
+  -c tools.cmake.cmake_layout:test_folder=${WORK}/test)
+expect_output("tutti/${VERSION}")
+expect_output("tutti ${VERSION} from its Conan package")
+
+# Header-only: another build type is the same package, found without building.
+step(${conan} install --requires=tutti/${VERSION} --profile:all tutti --settings:all compiler.cppstd=20
+  --settings:all build_type=Debug --output-folder ${WORK}/debug)
+# And C++17 is refused.
+step_fails("lower than the required C++ standard (20)" ${conan} install --requires=tutti/${VERSION} --profile:all tutti --settings:all
+  compiler.cppstd=17 --output-folder ${WORK}/cpp17)

@@ -1,0 +1,57 @@
+# Installs tutti, moves what was installed, deletes the build, and lets programs find it: without components, with those
+# whose packages are here, with one that does not exist, with one whose package is missing.
+include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
+
+step(${configure} -S ${SOURCE} -B ${WORK}/build -DCMAKE_INSTALL_PREFIX=${WORK}/first
+  -DTUTTI_BUILD_TESTS=OFF -DTUTTI_BUILD_BENCH=OFF -DTUTTI_BUILD_EXAMPLES=OFF -DTUTTI_WITH_MPI=OFF -DTUTTI_WITH_BLAS=OFF)
+step(${CMAKE_COMMAND} --install ${WORK}/build)
+file(REMOVE_RECURSE ${WORK}/build)
+file(RENAME ${WORK}/first ${WORK}/prefix)
+
+# Neither the source nor the build nor the first place may still be named in what was installed.
+file(GLOB_RECURSE files ${WORK}/prefix/*.cmake)
+foreach(file IN LISTS files)
+  file(READ ${file} content)
+  foreach(place IN ITEMS ${SOURCE} ${WORK})
+    string(FIND "${content}" "${place}" position)
+    if(NOT position EQUAL -1)
+      message(FATAL_ERROR "${file} names ${place}")
+    endif()
+  endforeach()
+endforeach()
+
+function(consume name)
+  step(${configure} -S ${CMAKE_CURRENT_LIST_DIR}/install -B ${WORK}/${name} -DCMAKE_PREFIX_PATH=${WORK}/prefix
+    -DVERSION=${VERSION} ${ARGN})
+  step(${CMAKE_COMMAND} --build ${WORK}/${name})
+  step(${WORK}/${name}/program)
+  expect_output("tutti ${VERSION}")
+endfunction()
+
+consume(no_component)
+set(components "")
+foreach(component IN ITEMS mpi blas)
+  string(TOUPPER ${component} upper)
+  if(HAVE_${upper})
+    string(APPEND components " ${component}")
+  endif()
+endforeach()
+if(NOT components STREQUAL "")
+  consume(components "-DCOMPONENTS=${components}")
+endif()
+if(HAVE_MPI)
+  step(${MPIRUN} 2 ${WORK}/components/program_mpi)
+  expect_output("rank 0 of 2")
+  expect_output("rank 1 of 2")
+endif()
+if(HAVE_BLAS)
+  step(${WORK}/components/program_blas)
+  expect_output("2 * 3 = 6")
+endif()
+
+set(refused ${configure} -S ${CMAKE_CURRENT_LIST_DIR}/install -B ${WORK}/refused -DCMAKE_PREFIX_PATH=${WORK}/prefix
+  -DVERSION=${VERSION})
+step_fails("tutti has no component 'nonsense'" ${refused} -DCOMPONENTS=nonsense)
+step_fails("tutti::mpi needs MPI, which was not found" ${refused} -DCOMPONENTS=mpi -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON)
+step_fails("tutti::blas needs CBLAS, which was not found" ${refused} -DCOMPONENTS=blas
+  -DCMAKE_DISABLE_FIND_PACKAGE_CBLAS=ON)
