@@ -16,14 +16,25 @@
 namespace tutti::comm {
 
 enum class collective : std::uint8_t {
-    all_reduce, reduce_scatter, reduce_scatter_v, all_gather, all_gather_v, broadcast, reduce, gather, scatter,
-    all_to_all, all_to_all_v, exchange, barrier
+    all_reduce,
+    reduce_scatter,
+    reduce_scatter_v,
+    all_gather,
+    all_gather_v,
+    broadcast,
+    reduce,
+    gather,
+    scatter,
+    all_to_all,
+    all_to_all_v,
+    exchange,
+    barrier
 };
 
 [[nodiscard]] constexpr std::string_view name_of(collective k) noexcept {
-    constexpr std::string_view names[] = {"all_reduce", "reduce_scatter", "reduce_scatter_v", "all_gather", "all_gather_v",
-                                          "broadcast",  "reduce",         "gather",           "scatter",    "all_to_all",
-                                          "all_to_all_v", "exchange",     "barrier"};
+    constexpr std::string_view names[] = {
+        "all_reduce", "reduce_scatter", "reduce_scatter_v", "all_gather",   "all_gather_v", "broadcast", "reduce",
+        "gather",     "scatter",        "all_to_all",       "all_to_all_v", "exchange",     "barrier"};
     return names[static_cast<std::size_t>(k)];
 }
 
@@ -51,7 +62,8 @@ struct call {
     void* out = nullptr;
     std::size_t out_count = 0;
     int root = -1;
-    std::span<const std::size_t> send_counts;  ///< per rank; the _v forms. all_gather_v and reduce_scatter_v use it alone
+    std::span<const std::size_t>
+        send_counts;  ///< per rank; the _v forms. all_gather_v and reduce_scatter_v use it alone
     std::span<const std::size_t> recv_counts;  ///< per rank; all_to_all_v
     std::span<const message> messages;         ///< exchange
     std::uint64_t sequence = 0;                ///< n-th collective (or n-th exchange) on this communicator, from 1
@@ -68,19 +80,14 @@ struct call {
 }
 
 /// A message to or from `peer`, typed by its memory; made by send_to and receive_from.
-template <memory M>
-struct transfer {
-    message bytes;
-};
+template <memory M> struct transfer { message bytes; };
 
-template <transportable T, memory M>
-[[nodiscard]] transfer<M> send_to(int peer, view<T, M> data) noexcept {
+template <transportable T, memory M> [[nodiscard]] transfer<M> send_to(int peer, view<T, M> data) noexcept {
     // The seam carries one pointer type; `sends` keeps the promise not to write through it.
     return {{true, peer, const_cast<std::remove_const_t<T>*>(data.data()), data.size_bytes()}};
 }
 template <transportable T, memory M>
-    requires(!std::is_const_v<T>)
-[[nodiscard]] transfer<M> receive_from(int peer, view<T, M> data) noexcept {
+requires(!std::is_const_v<T>) [[nodiscard]] transfer<M> receive_from(int peer, view<T, M> data) noexcept {
     return {{false, peer, data.data(), data.size_bytes()}};
 }
 

@@ -35,66 +35,79 @@ namespace tutti {
 template <class C>
 concept communicator = std::movable<C> && queue<typename C::queue_type> &&
     requires(C& c, const C& k, std::span<const int> colors, std::string_view s, std::uint64_t h) {
-        { k.rank() } noexcept -> std::same_as<int>;
-        { k.size() } noexcept -> std::same_as<int>;
-        { k.name() } noexcept -> std::convertible_to<std::string_view>;
-        { k.queue() } noexcept -> std::same_as<typename C::queue_type>;
-        { c.duplicate(s) } -> std::same_as<C>;
-        { c.split(colors, s) } -> std::same_as<std::optional<C>>;
-        c.barrier();
-        c.synchronize();
-        c.agree(h, s);
-        { c.abort(s) } noexcept;
-    };
+    { k.rank() }
+    noexcept->std::same_as<int>;
+    { k.size() }
+    noexcept->std::same_as<int>;
+    { k.name() }
+    noexcept->std::convertible_to<std::string_view>;
+    { k.queue() }
+    noexcept->std::same_as<typename C::queue_type>;
+    { c.duplicate(s) } -> std::same_as<C>;
+    { c.split(colors, s) } -> std::same_as<std::optional<C>>;
+    c.barrier();
+    c.synchronize();
+    c.agree(h, s);
+    { c.abort(s) }
+    noexcept;
+};
 
-template <communicator C>
-using queue_of = typename C::queue_type;
-template <communicator C>
-using memory_of = typename queue_of<C>::memory_type;
+template <communicator C> using queue_of = typename C::queue_type;
+template <communicator C> using memory_of = typename queue_of<C>::memory_type;
 
 namespace comm {
 
-template <class C, class T>
-using in_view = view<const T, memory_of<C>>;
-template <class C, class T>
-using out_view = view<T, memory_of<C>>;
+template <class C, class T> using in_view = view<const T, memory_of<C>>;
+template <class C, class T> using out_view = view<T, memory_of<C>>;
 using count_table = std::span<const std::size_t>;
 
 template <class C, class T, class Op>
 concept can_all_reduce = communicator<C> && reducible<T, Op> &&
-    requires(C& c, in_view<C, T> in, out_view<C, T> out, Op op) { c.all_reduce(in, out, op); };
+    requires(C& c, in_view<C, T> in, out_view<C, T> out, Op op) {
+    c.all_reduce(in, out, op);
+};
 template <class C, class T, class Op>
 concept can_reduce_scatter = communicator<C> && reducible<T, Op> &&
     requires(C& c, in_view<C, T> in, out_view<C, T> out, Op op, count_table n) {
-        c.reduce_scatter(in, out, op);
-        c.reduce_scatter_v(in, out, n, op);
-    };
+    c.reduce_scatter(in, out, op);
+    c.reduce_scatter_v(in, out, n, op);
+};
 template <class C, class T>
 concept can_all_gather = communicator<C> && requires(C& c, in_view<C, T> in, out_view<C, T> out, count_table n) {
     c.all_gather(in, out);
     c.all_gather_v(in, out, n);
 };
 template <class C, class T>
-concept can_broadcast = communicator<C> && requires(C& c, out_view<C, T> data) { c.broadcast(data, 0); };
+concept can_broadcast = communicator<C> && requires(C& c, out_view<C, T> data) {
+    c.broadcast(data, 0);
+};
 template <class C, class T, class Op>
 concept can_reduce = communicator<C> && reducible<T, Op> &&
-    requires(C& c, in_view<C, T> in, out_view<C, T> out, Op op) { c.reduce(in, out, op, 0); };
+    requires(C& c, in_view<C, T> in, out_view<C, T> out, Op op) {
+    c.reduce(in, out, op, 0);
+};
 template <class C, class T>
-concept can_gather = communicator<C> && requires(C& c, in_view<C, T> in, out_view<C, T> out) { c.gather(in, out, 0); };
+concept can_gather = communicator<C> && requires(C& c, in_view<C, T> in, out_view<C, T> out) {
+    c.gather(in, out, 0);
+};
 template <class C, class T>
-concept can_scatter = communicator<C> && requires(C& c, in_view<C, T> in, out_view<C, T> out) { c.scatter(in, out, 0); };
+concept can_scatter = communicator<C> && requires(C& c, in_view<C, T> in, out_view<C, T> out) {
+    c.scatter(in, out, 0);
+};
 template <class C, class T>
 concept can_all_to_all = communicator<C> && requires(C& c, in_view<C, T> in, out_view<C, T> out, count_table n) {
     c.all_to_all(in, out);
     c.all_to_all_v(in, n, out, n);
 };
 template <class C>
-concept can_exchange = communicator<C> && requires(C& c, std::span<const transfer<memory_of<C>>> m) { c.exchange(m); };
+concept can_exchange = communicator<C> && requires(C& c, std::span<const transfer<memory_of<C>>> m) {
+    c.exchange(m);
+};
 
 /// What every backend lets its user choose.
 struct options {
-    std::string name = "world";              ///< root communicator's name; children append "/name"
-    duration timeout = default_timeout();    ///< deadline of every wait
+    std::string name = "world";            ///< root communicator's name; children append "/name"
+    duration timeout = default_timeout();  ///< deadline of every wait
 };
 
 /// The control plane: every rank's record, by rank. Host-blocking and collective.
@@ -107,8 +120,7 @@ concept can_gather_control = communicator<C> && requires(C& c, control_record r)
 ///
 /// Semantics  collective. Ranks of one color keep their relative order.
 /// Cost       one control gather and one split.
-template <can_gather_control C>
-[[nodiscard]] std::optional<C> split_by_color(C& c, int color, std::string_view name) {
+template <can_gather_control C> [[nodiscard]] std::optional<C> split_by_color(C& c, int color, std::string_view name) {
     const auto records = c.gather_control({static_cast<std::uint64_t>(static_cast<std::int64_t>(color)), 0, 0, 0});
     std::vector<int> colors;
     colors.reserve(records.size());

@@ -30,44 +30,44 @@ namespace tutti::comm {
 ///               overlap in all_to_all, is a usage_error.
 /// Determinism   as the backend states.
 /// Errors        usage_error before anything moved; mismatch_error when a backend or `checked` sees ranks disagree.
-template <class Derived, queue Q>
-class front {
+template <class Derived, queue Q> class front {
     std::uint64_t collectives_ = 0;  // also counts calls of no elements: all ranks must stay in step
     std::uint64_t exchanges_ = 0;
 
 public:
     using queue_type = Q;
     using memory_type = typename Q::memory_type;
-    template <class T>
-    using in_view = view<const std::type_identity_t<T>, memory_type>;
-    template <class T>
-    using out_view = view<T, memory_type>;
+    template <class T> using in_view = view<const std::type_identity_t<T>, memory_type>;
+    template <class T> using out_view = view<T, memory_type>;
     using counts = std::span<const std::size_t>;
 
     /// out[i] = op over ranks of in[i]. Cost: 2(n-1)/n of the data sent by each rank.
     template <class T, class Op>
-        requires reducible<T, Op>
+    requires reducible<T, Op>
     void all_reduce(in_view<T> in, out_view<T> out, Op) {
         call c = reducing<T, Op>(collective::all_reduce, in, out);
-        expect(in.size() == out.size(), c, [&] { return fmt::format("in has {} elements, out {}", in.size(), out.size()); });
+        expect(in.size() == out.size(), c,
+               [&] { return fmt::format("in has {} elements, out {}", in.size(), out.size()); });
         expect_in_place_at(c, 0, 0);
         submit(c);
     }
 
     /// Rank r gets elements [r * count, (r+1) * count) of the reduction. Cost: (n-1)/n of the input sent.
     template <class T, class Op>
-        requires reducible<T, Op>
+    requires reducible<T, Op>
     void reduce_scatter(in_view<T> in, out_view<T> out, Op) {
         call c = reducing<T, Op>(collective::reduce_scatter, in, out);
-        expect(in.size() == ranks() * out.size(), c,
-               [&] { return fmt::format("in has {} elements, {} ranks times out are {}", in.size(), ranks(), ranks() * out.size()); });
+        expect(in.size() == ranks() * out.size(), c, [&] {
+            return fmt::format("in has {} elements, {} ranks times out are {}", in.size(), ranks(),
+                               ranks() * out.size());
+        });
         expect_in_place_at(c, 0, me() * out.size());
         submit(c);
     }
 
     /// reduce_scatter with uneven parts: rank r gets counts[r] elements. `counts` is the same on all ranks.
     template <class T, class Op>
-        requires reducible<T, Op>
+    requires reducible<T, Op>
     void reduce_scatter_v(in_view<T> in, out_view<T> out, counts n, Op) {
         call c = reducing<T, Op>(collective::reduce_scatter_v, in, out);
         c.send_counts = n;
@@ -77,18 +77,18 @@ public:
     }
 
     /// out = in of rank 0, rank 1, ... one after the other. Cost: (n-1)/n of the output received.
-    template <transportable T>
-    void all_gather(in_view<T> in, out_view<T> out) {
+    template <transportable T> void all_gather(in_view<T> in, out_view<T> out) {
         call c = moving<T>(collective::all_gather, in, out);
-        expect(out.size() == ranks() * in.size(), c,
-               [&] { return fmt::format("out has {} elements, {} ranks times in are {}", out.size(), ranks(), ranks() * in.size()); });
+        expect(out.size() == ranks() * in.size(), c, [&] {
+            return fmt::format("out has {} elements, {} ranks times in are {}", out.size(), ranks(),
+                               ranks() * in.size());
+        });
         expect_in_place_at(c, me() * in.size(), 0);
         submit(c);
     }
 
     /// all_gather of uneven parts: rank r gives counts[r] elements. `counts` is the same on all ranks.
-    template <transportable T>
-    void all_gather_v(in_view<T> in, out_view<T> out, counts n) {
+    template <transportable T> void all_gather_v(in_view<T> in, out_view<T> out, counts n) {
         call c = moving<T>(collective::all_gather_v, in, out);
         c.send_counts = n;
         expect_counts(c, n, out.size(), in.size(), "out", "in");
@@ -97,8 +97,7 @@ public:
     }
 
     /// `data` of the root reaches all. Cost: the data leaves the root once.
-    template <transportable T>
-    void broadcast(out_view<T> data, int root) {
+    template <transportable T> void broadcast(out_view<T> data, int root) {
         call c = moving<T>(collective::broadcast, data, data);
         set_root(c, root);
         submit(c);
@@ -106,38 +105,45 @@ public:
 
     /// The reduction arrives at the root; elsewhere `out` is not touched and may be empty.
     template <class T, class Op>
-        requires reducible<T, Op>
+    requires reducible<T, Op>
     void reduce(in_view<T> in, out_view<T> out, Op, int root) {
         call c = reducing<T, Op>(collective::reduce, in, out);
         set_root(c, root);
         if (root == self().rank()) {
-            expect(in.size() == out.size(), c, [&] { return fmt::format("in has {} elements, out {}", in.size(), out.size()); });
+            expect(in.size() == out.size(), c,
+                   [&] { return fmt::format("in has {} elements, out {}", in.size(), out.size()); });
             expect_in_place_at(c, 0, 0);
-        } else { drop_out(c); }
+        } else {
+            drop_out(c);
+        }
         submit(c);
     }
 
     /// The parts of all ranks arrive at the root in rank order; elsewhere `out` is not touched and may be empty.
-    template <transportable T>
-    void gather(in_view<T> in, out_view<T> out, int root) {
+    template <transportable T> void gather(in_view<T> in, out_view<T> out, int root) {
         call c = moving<T>(collective::gather, in, out);
         set_root(c, root);
         if (root == self().rank()) {
-            expect(out.size() == ranks() * in.size(), c,
-                   [&] { return fmt::format("out has {} elements, {} ranks times in are {}", out.size(), ranks(), ranks() * in.size()); });
+            expect(out.size() == ranks() * in.size(), c, [&] {
+                return fmt::format("out has {} elements, {} ranks times in are {}", out.size(), ranks(),
+                                   ranks() * in.size());
+            });
             expect_in_place_at(c, me() * in.size(), 0);
-        } else { drop_out(c); }
+        } else {
+            drop_out(c);
+        }
         submit(c);
     }
 
     /// Rank r gets part r of the root's `in`; elsewhere `in` is not read and may be empty.
-    template <transportable T>
-    void scatter(in_view<T> in, out_view<T> out, int root) {
+    template <transportable T> void scatter(in_view<T> in, out_view<T> out, int root) {
         call c = moving<T>(collective::scatter, in, out);
         set_root(c, root);
         if (root == self().rank()) {
-            expect(in.size() == ranks() * out.size(), c,
-                   [&] { return fmt::format("in has {} elements, {} ranks times out are {}", in.size(), ranks(), ranks() * out.size()); });
+            expect(in.size() == ranks() * out.size(), c, [&] {
+                return fmt::format("in has {} elements, {} ranks times out are {}", in.size(), ranks(),
+                                   ranks() * out.size());
+            });
             expect_in_place_at(c, 0, me() * out.size());
         } else {
             c.in = nullptr;
@@ -147,11 +153,11 @@ public:
     }
 
     /// Part s of `in` goes to rank s, where it becomes part r of `out`. No in-place form.
-    template <transportable T>
-    void all_to_all(in_view<T> in, out_view<T> out) {
+    template <transportable T> void all_to_all(in_view<T> in, out_view<T> out) {
         call c = moving<T>(collective::all_to_all, in, out);
         expect(in.size() == out.size() && in.size() % ranks() == 0, c, [&] {
-            return fmt::format("in has {} elements, out {}; both must be the same multiple of {} ranks", in.size(), out.size(), ranks());
+            return fmt::format("in has {} elements, out {}; both must be the same multiple of {} ranks", in.size(),
+                               out.size(), ranks());
         });
         expect_apart(c);
         submit(c);
@@ -166,7 +172,8 @@ public:
         expect_counts(c, send_counts, in.size(), send_counts.size() > me() ? send_counts[me()] : 0, "in", "own part");
         expect_counts(c, recv_counts, out.size(), recv_counts.size() > me() ? recv_counts[me()] : 0, "out", "own part");
         expect(send_counts[me()] == recv_counts[me()], c, [&] {
-            return fmt::format("rank {} sends itself {} elements and receives {}", me(), send_counts[me()], recv_counts[me()]);
+            return fmt::format("rank {} sends itself {} elements and receives {}", me(), send_counts[me()],
+                               recv_counts[me()]);
         });
         expect_apart(c);
         submit(c);
@@ -200,9 +207,8 @@ public:
     }
 
     /// Every rank's record, by rank; host-blocking. Device backends bring their own.
-    [[nodiscard]] std::vector<control_record> gather_control(control_record mine)
-        requires(memory_type::host_accessible)
-    {
+    [[nodiscard]] std::vector<control_record> gather_control(control_record mine) requires(
+        memory_type::host_accessible) {
         std::vector<control_record> all(ranks());
         call c;
         c.kind = collective::all_gather;
@@ -235,8 +241,11 @@ public:
         }
         if (differing.empty()) { return; }
         std::string list = fmt::format("rank {}: {:016x}", reference, all[reference][0]);
-        for (const int r : differing) { list += fmt::format(", rank {}: {:016x}", r, all[static_cast<std::size_t>(r)][0]); }
-        const error_context context{"agree", std::string(self().name()), self().rank(), collectives_, 0, dtype::byte, 0, {}};
+        for (const int r : differing) {
+            list += fmt::format(", rank {}: {:016x}", r, all[static_cast<std::size_t>(r)][0]);
+        }
+        const error_context context{"agree", std::string(self().name()), self().rank(), collectives_, 0, dtype::byte, 0,
+                                    {}};
         const std::string text = fmt::format("agree: {} differs ({}){}", what, list, where(context));
         self().abort(text);  // a communicator that failed stays failed
         throw mismatch_error(text, std::move(differing), context);
@@ -257,8 +266,7 @@ private:
         self().execute(c);
     }
 
-    template <class T>
-    [[nodiscard]] call moving(collective kind, in_view<T> in, out_view<T> out) {
+    template <class T> [[nodiscard]] call moving(collective kind, in_view<T> in, out_view<T> out) {
         call c;
         c.kind = kind;
         c.type = dtype_of<T>;
@@ -270,8 +278,7 @@ private:
         c.sequence = collectives_ + 1;  // for messages; submit counts
         return c;
     }
-    template <class T, class Op>
-    [[nodiscard]] call reducing(collective kind, in_view<T> in, out_view<T> out) {
+    template <class T, class Op> [[nodiscard]] call reducing(collective kind, in_view<T> in, out_view<T> out) {
         call c = moving<T>(kind, in, out);
         c.op = Op::kind;
         c.reduce = reduce_function_of<T, Op>();
@@ -282,25 +289,29 @@ private:
         c.out_count = 0;
     }
 
-    template <class Text>
-    void expect(bool holds, const call& c, Text text) {
+    template <class Text> void expect(bool holds, const call& c, Text text) {
         if (holds) { return; }
         const error_context context = context_of(c, self().name(), self().rank());
         throw usage_error(fmt::format("{}: {}{}", name_of(c.kind), text(), where(context)), context);
     }
     void set_root(call& c, int root) {
         c.root = root;
-        expect(root >= 0 && root < self().size(), c, [&] { return fmt::format("root {} is not one of {} ranks", root, ranks()); });
+        expect(root >= 0 && root < self().size(), c,
+               [&] { return fmt::format("root {} is not one of {} ranks", root, ranks()); });
     }
     // Part counts must cover the whole view, and this rank's part the other one.
-    void expect_counts(const call& c, counts n, std::size_t whole, std::size_t own, std::string_view whole_name, std::string_view own_name) {
+    void expect_counts(const call& c, counts n, std::size_t whole, std::size_t own, std::string_view whole_name,
+                       std::string_view own_name) {
         expect(n.size() == ranks(), c, [&] { return fmt::format("{} counts for {} ranks", n.size(), ranks()); });
         for (std::size_t r = 0; r < n.size(); ++r) {  // a negative number turned count must not cancel out in the sum
-            expect(n[r] <= whole, c, [&] { return fmt::format("counts[{}] is {}, {} has {} elements", r, n[r], whole_name, whole); });
+            expect(n[r] <= whole, c,
+                   [&] { return fmt::format("counts[{}] is {}, {} has {} elements", r, n[r], whole_name, whole); });
         }
         const std::size_t total = std::accumulate(n.begin(), n.end(), std::size_t{0});
-        expect(total == whole, c, [&] { return fmt::format("counts add up to {}, {} has {} elements", total, whole_name, whole); });
-        expect(n[me()] == own, c, [&] { return fmt::format("counts[{}] is {}, {} has {} elements", me(), n[me()], own_name, own); });
+        expect(total == whole, c,
+               [&] { return fmt::format("counts add up to {}, {} has {} elements", total, whole_name, whole); });
+        expect(n[me()] == own, c,
+               [&] { return fmt::format("counts[{}] is {}, {} has {} elements", me(), n[me()], own_name, own); });
     }
     [[nodiscard]] static std::size_t offset_of(counts n, std::size_t rank) {
         return std::accumulate(n.begin(), n.begin() + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
@@ -321,7 +332,8 @@ private:
     void expect_disjoint(const call& c, const std::vector<message>& messages) {
         std::vector<message> sorted(messages);
         std::erase_if(sorted, [](const message& m) { return m.data == nullptr || m.bytes == 0; });
-        std::sort(sorted.begin(), sorted.end(), [](const message& a, const message& b) { return std::less<>{}(a.data, b.data); });
+        std::sort(sorted.begin(), sorted.end(),
+                  [](const message& a, const message& b) { return std::less<>{}(a.data, b.data); });
         const std::byte* written_to = nullptr;  // end of the furthest receive, and of the furthest message of any kind
         const std::byte* touched_to = nullptr;
         for (const message& m : sorted) {

@@ -22,8 +22,7 @@ namespace tutti::comm {
 /// Determinism  exact.
 /// Cost         one copy, none in place.
 /// Errors       usage_error for messages without a partner: nobody else could ever send it.
-template <queue Q = host_queue>
-class self : public front<self<Q>, Q> {
+template <queue Q = host_queue> class self : public front<self<Q>, Q> {
     struct family {
         std::mutex mutex;
         std::string cause;
@@ -35,10 +34,10 @@ class self : public front<self<Q>, Q> {
     std::shared_ptr<family> family_ = std::make_shared<family>();
 
     self(const self& parent, std::string_view name)
-        : queue_(parent.queue_.sibling()),
-          name_(parent.name_ + "/" + std::string(name)),
-          timeout_(parent.timeout_),
-          family_(parent.family_) {}
+        : queue_(parent.queue_.sibling())
+        , name_(parent.name_ + "/" + std::string(name))
+        , timeout_(parent.timeout_)
+        , family_(parent.family_) {}
 
 public:
     explicit self(Q q = Q{}, options o = {.name = "self"})
@@ -59,7 +58,9 @@ public:
     [[nodiscard]] std::optional<self> split(std::span<const int> colors, std::string_view name) {
         throw_if_aborted("split");
         this->next_collective();
-        if (colors.size() != 1) { throw usage_error(fmt::format("split: {} colors for 1 rank, on '{}'", colors.size(), name_)); }
+        if (colors.size() != 1) {
+            throw usage_error(fmt::format("split: {} colors for 1 rank, on '{}'", colors.size(), name_));
+        }
         if (colors[0] < 0) { return std::nullopt; }
         return self(*this, name);
     }
@@ -111,11 +112,15 @@ private:
         for (const message& m : c.messages) { (m.sends ? sends : receives).push_back(m); }
         const error_context context = context_of(c, name_, 0);
         if (sends.size() != receives.size()) {
-            throw usage_error(fmt::format("exchange: {} sends and {} receives with one rank{}", sends.size(), receives.size(), where(context)), context);
+            throw usage_error(fmt::format("exchange: {} sends and {} receives with one rank{}", sends.size(),
+                                          receives.size(), where(context)),
+                              context);
         }
         for (std::size_t i = 0; i < sends.size(); ++i) {
             if (sends[i].bytes != receives[i].bytes) {
-                throw usage_error(fmt::format("exchange: message {} has {} bytes, its receiver {}{}", i, sends[i].bytes, receives[i].bytes, where(context)), context);
+                throw usage_error(fmt::format("exchange: message {} has {} bytes, its receiver {}{}", i, sends[i].bytes,
+                                              receives[i].bytes, where(context)),
+                                  context);
             }
         }
         for (std::size_t i = 0; i < sends.size(); ++i) { copy_bytes(sends[i].data, receives[i].data, sends[i].bytes); }

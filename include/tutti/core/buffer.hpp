@@ -18,8 +18,7 @@ namespace tutti {
 ///            destroyed while work on *its own* queue still uses it; work on other queues must be waited for.
 /// Cost       one allocation; the bytes count in `queue.account()` until release.
 /// Errors     usage_error when count * sizeof(T) overflows; std::bad_alloc or backend_error when memory is short.
-template <transportable T, queue Q = host_queue>
-class buffer {
+template <transportable T, queue Q = host_queue> class buffer {
     Q queue_{};
     T* data_ = nullptr;
     std::size_t size_ = 0;
@@ -29,12 +28,12 @@ public:
     using queue_type = Q;
     using memory_type = typename Q::memory_type;
 
-    buffer()
-        requires std::default_initializable<Q>
+    buffer() requires std::default_initializable<Q>
     = default;
     buffer(Q q, std::size_t size) : queue_(std::move(q)), size_(size) {
         if (size > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-            throw usage_error(fmt::format("buffer: {} elements of {} bytes overflow the address space", size, sizeof(T)));
+            throw usage_error(
+                fmt::format("buffer: {} elements of {} bytes overflow the address space", size, sizeof(T)));
         }
         data_ = static_cast<T*>(queue_.allocate(size * sizeof(T)));
     }

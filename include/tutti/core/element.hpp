@@ -39,7 +39,7 @@ TUTTI_HOST_DEVICE constexpr std::uint16_t float16_bits(float x) noexcept {
     bits &= 0x7fffffffu;
     if (bits > 0x7f800000u) { return static_cast<std::uint16_t>(sign | 0x7e00u | ((bits >> 13) & 0x3ffu)); }
     if (bits >= 0x477ff000u) { return static_cast<std::uint16_t>(sign | 0x7c00u); }  // 65520 is the first to overflow
-    if (bits < 0x38800000u) {               // result is subnormal: an integer number of 2^-24
+    if (bits < 0x38800000u) {  // result is subnormal: an integer number of 2^-24
         if (bits <= 0x33000000u) { return static_cast<std::uint16_t>(sign); }  // 2^-25 ties to the even 0
         const std::uint32_t shift = 126u - (bits >> 23);
         const std::uint32_t mantissa = (bits & 0x7fffffu) | 0x800000u;
@@ -89,12 +89,24 @@ struct bfloat16 {
 
 /// Name of an element type at run time. `byte` is data that is moved and never reduced.
 enum class dtype : std::uint8_t {
-    byte, float32, float64, float16, bfloat16, int8, int16, int32, int64, uint8, uint16, uint32, uint64
+    byte,
+    float32,
+    float64,
+    float16,
+    bfloat16,
+    int8,
+    int16,
+    int32,
+    int64,
+    uint8,
+    uint16,
+    uint32,
+    uint64
 };
 
 [[nodiscard]] constexpr std::string_view name_of(dtype t) noexcept {
-    constexpr std::string_view names[] = {"byte", "float32", "float64", "float16", "bfloat16", "int8",  "int16",
-                                          "int32", "int64",  "uint8",   "uint16",  "uint32",   "uint64"};
+    constexpr std::string_view names[] = {"byte",  "float32", "float64", "float16", "bfloat16", "int8",  "int16",
+                                          "int32", "int64",   "uint8",   "uint16",  "uint32",   "uint64"};
     return names[static_cast<std::size_t>(t)];
 }
 
@@ -108,39 +120,49 @@ template <class T>
 concept transportable = std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>;
 
 namespace detail {
-template <class T>
-constexpr dtype dtype_of() noexcept {
-    if constexpr (std::same_as<T, float>) { return dtype::float32; }
-    else if constexpr (std::same_as<T, double>) { return dtype::float64; }
-    else if constexpr (std::same_as<T, tutti::float16>) { return dtype::float16; }
-    else if constexpr (std::same_as<T, tutti::bfloat16>) { return dtype::bfloat16; }
-    else if constexpr (std::integral<T> && !std::same_as<T, bool> && sizeof(T) <= 8) {
+template <class T> constexpr dtype dtype_of() noexcept {
+    if constexpr (std::same_as<T, float>) {
+        return dtype::float32;
+    } else if constexpr (std::same_as<T, double>) {
+        return dtype::float64;
+    } else if constexpr (std::same_as<T, tutti::float16>) {
+        return dtype::float16;
+    } else if constexpr (std::same_as<T, tutti::bfloat16>) {
+        return dtype::bfloat16;
+    } else if constexpr (std::integral<T> && !std::same_as<T, bool> && sizeof(T) <= 8) {
         constexpr bool s = std::is_signed_v<T>;
-        if constexpr (sizeof(T) == 1) { return s ? dtype::int8 : dtype::uint8; }
-        else if constexpr (sizeof(T) == 2) { return s ? dtype::int16 : dtype::uint16; }
-        else if constexpr (sizeof(T) == 4) { return s ? dtype::int32 : dtype::uint32; }
-        else { return s ? dtype::int64 : dtype::uint64; }
-    } else { return dtype::byte; }
+        if constexpr (sizeof(T) == 1) {
+            return s ? dtype::int8 : dtype::uint8;
+        } else if constexpr (sizeof(T) == 2) {
+            return s ? dtype::int16 : dtype::uint16;
+        } else if constexpr (sizeof(T) == 4) {
+            return s ? dtype::int32 : dtype::uint32;
+        } else {
+            return s ? dtype::int64 : dtype::uint64;
+        }
+    } else {
+        return dtype::byte;
+    }
 }
 }  // namespace detail
 
 /// dtype of T; `byte` for types that are only transportable (bool, structs).
-template <transportable T>
-inline constexpr dtype dtype_of = detail::dtype_of<T>();
+template <transportable T> inline constexpr dtype dtype_of = detail::dtype_of<T>();
 
 /// Number types the library computes with. bool is not one: its "sum" would be an OR.
 template <class T>
-concept element = transportable<T> && dtype_of<T> != dtype::byte;
+concept element = transportable<T> && dtype_of<T>
+!= dtype::byte;
 
 template <class T>
-concept floating_element = element<T> && (std::floating_point<T> || std::same_as<T, float16> || std::same_as<T, bfloat16>);
+concept floating_element = element<T> &&
+    (std::floating_point<T> || std::same_as<T, float16> || std::same_as<T, bfloat16>);
 
 /// What sums of T are kept in: float for the 16-bit floats, T otherwise. Rounded to T once, at the end.
 template <element T>
 using accumulator_t = std::conditional_t<std::same_as<T, float16> || std::same_as<T, bfloat16>, float, T>;
 
 /// What optimizer state and authoritative weights of T are kept in: double for double, float otherwise.
-template <floating_element T>
-using master_t = std::conditional_t<std::same_as<T, double>, double, float>;
+template <floating_element T> using master_t = std::conditional_t<std::same_as<T, double>, double, float>;
 
 }  // namespace tutti

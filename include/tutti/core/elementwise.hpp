@@ -25,18 +25,18 @@ void expect_pairs(std::string_view operation, view<From, M> in, view<To, M> out)
 }
 
 // 16-bit floats are made from float or double. Integers go through double, exactly up to 2^53.
-template <class To, class From>
-constexpr To converted(From x) noexcept {
+template <class To, class From> constexpr To converted(From x) noexcept {
     using A = accumulator_t<From>;
     if constexpr (std::integral<From> && floating_element<To>) {
         return static_cast<To>(static_cast<std::conditional_t<sizeof(To) == 2, double, To>>(x));
-    } else { return static_cast<To>(static_cast<A>(x)); }
+    } else {
+        return static_cast<To>(static_cast<A>(x));
+    }
 }
 }  // namespace detail
 
 /// out[i] = value
-template <transportable T, memory M>
-struct fill_operation {
+template <transportable T, memory M> struct fill_operation {
     static constexpr std::string_view name = "fill";
     view<T, M> out;
     T value;
@@ -47,8 +47,7 @@ struct fill_operation {
 };
 
 /// out[i] = To(in[i]), rounded once to nearest even when To is narrower.
-template <transportable From, transportable To, memory M>
-struct copy_operation {
+template <transportable From, transportable To, memory M> struct copy_operation {
     static constexpr std::string_view name = "copy";
     view<const From, M> in;
     view<To, M> out;
@@ -57,18 +56,16 @@ struct copy_operation {
     }
     void operator()() const {
         if (out.empty() || static_cast<const void*>(in.data()) == static_cast<const void*>(out.data())) { return; }
-        if constexpr (std::same_as<From, To>) { std::memcpy(out.data(), in.data(), out.size_bytes()); }
-        else {
-            for (std::size_t i = 0; i < out.size(); ++i) {
-                out.data()[i] = detail::converted<To>(in.data()[i]);
-            }
+        if constexpr (std::same_as<From, To>) {
+            std::memcpy(out.data(), in.data(), out.size_bytes());
+        } else {
+            for (std::size_t i = 0; i < out.size(); ++i) { out.data()[i] = detail::converted<To>(in.data()[i]); }
         }
     }
 };
 
 /// out[i] = factor * in[i]
-template <floating_element T, memory M>
-struct scale_operation {
+template <floating_element T, memory M> struct scale_operation {
     static constexpr std::string_view name = "scale";
     view<const T, M> in;
     view<T, M> out;
@@ -81,15 +78,12 @@ struct scale_operation {
         T* const y = out.data();
         const std::size_t n = out.size();
         TUTTI_INDEPENDENT
-        for (std::size_t i = 0; i < n; ++i) {
-            y[i] = static_cast<T>(factor * static_cast<master_t<T>>(x[i]));
-        }
+        for (std::size_t i = 0; i < n; ++i) { y[i] = static_cast<T>(factor * static_cast<master_t<T>>(x[i])); }
     }
 };
 
 /// out[i] += factor * in[i], product and sum rounded separately
-template <floating_element T, memory M>
-struct add_scaled_operation {
+template <floating_element T, memory M> struct add_scaled_operation {
     static constexpr std::string_view name = "add_scaled";
     view<const T, M> in;
     view<T, M> out;

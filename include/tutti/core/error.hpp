@@ -18,14 +18,14 @@ namespace tutti {
 
 /// Where an error happened. Unknown fields keep their defaults.
 struct error_context {
-    std::string operation;          ///< "all_reduce"
-    std::string communicator;       ///< its name
-    int rank = -1;                  ///< rank in that communicator
-    std::uint64_t sequence = 0;     ///< n-th call on that communicator, from 1; 0 unknown
-    std::size_t count = 0;          ///< elements
-    dtype type = dtype::byte;       ///< element type
-    int backend_code = 0;           ///< the backend's own error code
-    std::string backend_text;       ///< the backend's own words
+    std::string operation;       ///< "all_reduce"
+    std::string communicator;    ///< its name
+    int rank = -1;               ///< rank in that communicator
+    std::uint64_t sequence = 0;  ///< n-th call on that communicator, from 1; 0 unknown
+    std::size_t count = 0;       ///< elements
+    dtype type = dtype::byte;    ///< element type
+    int backend_code = 0;        ///< the backend's own error code
+    std::string backend_text;    ///< the backend's own words
 };
 
 /// Base of all errors. The text is a lower-case fact followed by values, e.g.
@@ -86,9 +86,15 @@ public:
     return text;
 }
 
+/// "0, 3, 7"
+[[nodiscard]] inline std::string list_of(const std::vector<int>& ranks) {
+    std::string text;
+    for (const int r : ranks) { text += fmt::format("{}{}", text.empty() ? "" : ", ", r); }
+    return text;
+}
+
 /// The one narrowing conversion of counts and offsets. Throws usage_error when the value does not fit.
-template <class To, class From>
-[[nodiscard]] constexpr To narrow(From value, std::string_view what) {
+template <class To, class From> [[nodiscard]] constexpr To narrow(From value, std::string_view what) {
     const To narrowed = static_cast<To>(value);
     if (static_cast<From>(narrowed) != value || ((narrowed < To{}) != (value < From{}))) {
         throw usage_error(fmt::format("{}: {} does not fit into {} bytes", what, value, sizeof(To)));

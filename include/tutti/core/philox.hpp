@@ -137,8 +137,7 @@ struct random_stream {
 };
 
 /// out[i] = T(deviation * normal(first + i)): normals of any slice of a stream.
-template <floating_element T, memory M>
-struct fill_normal_operation {
+template <floating_element T, memory M> struct fill_normal_operation {
     static constexpr std::string_view name = "fill_normal";
     view<T, M> out;
     random_stream stream;

@@ -54,13 +54,13 @@ public:
     /// Storage aligned to `alignment`, contents unspecified. Zero bytes give nullptr.
     [[nodiscard]] void* allocate(std::size_t bytes) const {
         if (bytes == 0) { return nullptr; }
-        void* const p = ::operator new(bytes, std::align_val_t{alignment});
+        void* const p = ::operator new (bytes, std::align_val_t{alignment});
         account_->allocated(bytes);
         return p;
     }
     void release(void* p, std::size_t bytes) const noexcept {
         if (p == nullptr) { return; }
-        ::operator delete(p, std::align_val_t{alignment});
+        ::operator delete (p, std::align_val_t{alignment});
         account_->released(bytes);
     }
     [[nodiscard]] memory_account& account() const noexcept { return *account_; }

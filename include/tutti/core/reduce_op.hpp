@@ -22,46 +22,46 @@ enum class op_kind : std::uint8_t { none, sum, mean, max, min, product };
 
 namespace detail {
 // Signed overflow wraps, as unsigned arithmetic does; below 32 bits the promotion to int already cannot overflow.
-template <class A, class F>
-TUTTI_HOST_DEVICE constexpr A wrapping(A a, A b, F f) noexcept {
+template <class A, class F> TUTTI_HOST_DEVICE constexpr A wrapping(A a, A b, F f) noexcept {
     if constexpr (std::integral<A>) {
         using wide = std::conditional_t<sizeof(A) < 4, std::uint32_t, std::make_unsigned_t<A>>;
         return static_cast<A>(f(static_cast<wide>(a), static_cast<wide>(b)));
-    } else { return f(a, b); }
+    } else {
+        return f(a, b);
+    }
 }
 }  // namespace detail
 
 /// a + b; integers wrap.
 struct sum {
     static constexpr op_kind kind = op_kind::sum;
-    template <class A>
-    TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept {
+    template <class A> TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept {
         return detail::wrapping(a, b, [](auto x, auto y) { return x + y; });
     }
 };
 /// The sum over the communicator's ranks divided by their number; floating point only.
 struct mean {
     static constexpr op_kind kind = op_kind::mean;
-    template <class A>
-    TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept { return a + b; }
+    template <class A> TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept { return a + b; }
 };
 /// The larger one; NaN if either is NaN.
 struct max {
     static constexpr op_kind kind = op_kind::max;
-    template <class A>
-    TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept { return (b > a || b != b) ? b : a; }
+    template <class A> TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept {
+        return (b > a || b != b) ? b : a;
+    }
 };
 /// The smaller one; NaN if either is NaN.
 struct min {
     static constexpr op_kind kind = op_kind::min;
-    template <class A>
-    TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept { return (b < a || b != b) ? b : a; }
+    template <class A> TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept {
+        return (b < a || b != b) ? b : a;
+    }
 };
 /// a * b; integers wrap.
 struct product {
     static constexpr op_kind kind = op_kind::product;
-    template <class A>
-    TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept {
+    template <class A> TUTTI_HOST_DEVICE constexpr A operator()(A a, A b) const noexcept {
         return detail::wrapping(a, b, [](auto x, auto y) { return x * y; });
     }
 };
@@ -73,7 +73,7 @@ concept reduction = requires {
 
 /// T can be reduced with Op: any element type with any operator, except the mean of integers, which has no one rounding.
 template <class T, class Op>
-concept reducible = reduction<Op> && element<T> && (Op::kind != op_kind::mean || floating_element<T>);
+concept reducible = reduction<Op> && element<T> &&(Op::kind != op_kind::mean || floating_element<T>);
 
 /// Byte-level reduction: out[i] = rows[0][i] op rows[1][i] op ... for `count` elements; `out` may be one of the rows.
 using reduce_function = void (*)(void* out, const void* const* rows, int ranks, std::size_t count);
@@ -81,8 +81,7 @@ using reduce_function = void (*)(void* out, const void* const* rows, int ranks, 
 namespace detail {
 
 // Two rows need no accumulator array. Kept apart because most machines in tests and many in use have two ranks.
-template <element T, reduction Op>
-TUTTI_EXACT void reduce_two(T* out, const T* a, const T* b, std::size_t count) {
+template <element T, reduction Op> TUTTI_EXACT void reduce_two(T* out, const T* a, const T* b, std::size_t count) {
     TUTTI_EXACT_BODY
     using A = accumulator_t<T>;
     const Op op{};
@@ -116,18 +115,19 @@ TUTTI_EXACT void reduce_many(T* out, const void* const* rows, int ranks, std::si
     }
 }
 
-template <element T, reduction Op>
-void reduce_rows(void* out, const void* const* rows, int ranks, std::size_t count) {
+template <element T, reduction Op> void reduce_rows(void* out, const void* const* rows, int ranks, std::size_t count) {
     if (ranks == 2) {
         reduce_two<T, Op>(static_cast<T*>(out), static_cast<const T*>(rows[0]), static_cast<const T*>(rows[1]), count);
-    } else { reduce_many<T, Op>(static_cast<T*>(out), rows, ranks, count); }
+    } else {
+        reduce_many<T, Op>(static_cast<T*>(out), rows, ranks, count);
+    }
 }
 
 }  // namespace detail
 
 /// The byte-level loop of (T, Op). Cost: reads ranks * count, writes count elements.
 template <class T, class Op>
-    requires reducible<T, Op>
+requires reducible<T, Op>
 [[nodiscard]] constexpr reduce_function reduce_function_of() noexcept { return &detail::reduce_rows<T, Op>; }
 
 }  // namespace tutti

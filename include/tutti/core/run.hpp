@@ -26,18 +26,23 @@ concept operation = std::copyable<O> && requires(const O& o) {
 
 /// A queue that accounts for work instead of doing it.
 template <class Q>
-concept charging_queue = queue<Q> && requires(Q q, std::string_view name, cost c) { q.charge(name, c); };
+concept charging_queue = queue<Q> && requires(Q q, std::string_view name, cost c) {
+    q.charge(name, c);
+};
 
 /// Runs `op` on `q`, in its order.
 ///
 /// Semantics    host queue: complete on return; device queue: enqueued; virtual queue: charged to the clock.
 /// Aliasing     as the operation states.
 /// Cost         op.cost().
-template <queue Q, operation O>
-void run(Q q, const O& op) {
-    if constexpr (charging_queue<Q>) { q.charge(O::name, op.cost()); }
-    else if constexpr (Q::executes_inline) { op(); }
-    else { launch(q, op); }
+template <queue Q, operation O> void run(Q q, const O& op) {
+    if constexpr (charging_queue<Q>) {
+        q.charge(O::name, op.cost());
+    } else if constexpr (Q::executes_inline) {
+        op();
+    } else {
+        launch(q, op);
+    }
 }
 
 /// The first element of `v` as a host value, after everything queued before. On a virtual queue, which has no values,
@@ -48,9 +53,13 @@ void run(Q q, const O& op) {
 template <queue Q, class T>
 [[nodiscard]] std::remove_const_t<T> fetch(Q q, view<T, typename Q::memory_type> v, std::remove_const_t<T> predicted) {
     if (v.empty()) { throw usage_error("fetch: the view is empty"); }
-    if constexpr (charging_queue<Q>) { return predicted; }
-    else if constexpr (Q::executes_inline) { return *v.data(); }
-    else { return fetch_from_device(q, v); }
+    if constexpr (charging_queue<Q>) {
+        return predicted;
+    } else if constexpr (Q::executes_inline) {
+        return *v.data();
+    } else {
+        return fetch_from_device(q, v);
+    }
 }
 
 }  // namespace tutti

@@ -12,13 +12,12 @@
 namespace tutti {
 
 /// One piece of state. `name` is unique in its list and stable between runs.
-template <memory M = host_memory>
-struct state_entry {
+template <memory M = host_memory> struct state_entry {
     std::string name;
     std::vector<std::size_t> shape;  ///< of the whole logical tensor
     std::size_t offset = 0;          ///< first element of the logical tensor that this rank's piece holds
     dtype type = dtype::byte;
-    view<std::byte, M> data;         ///< this rank's piece
+    view<std::byte, M> data;  ///< this rank's piece
 };
 
 /// An entry over a typed view; `shape` empty means one dimension of the view's size.

@@ -18,8 +18,7 @@ namespace tutti {
 /// Aliasing   `overlaps` tells; operations state which overlaps they accept.
 /// Cost       two words.
 /// Errors     `sub` outside the view throws usage_error.
-template <class T, memory M = host_memory>
-class view {
+template <class T, memory M = host_memory> class view {
     T* data_ = nullptr;
     std::size_t size_ = 0;
 
@@ -33,38 +32,29 @@ public:
 
     /// Adds const, never removes it.
     template <class U>
-        requires(!std::same_as<U, T> && std::is_convertible_v<U (*)[], T (*)[]>)
-    constexpr view(view<U, M> other) noexcept : data_(other.data()), size_(other.size()) {}
+    requires(!std::same_as<U, T> && std::is_convertible_v<U (*)[], T (*)[]>) constexpr view(view<U, M> other) noexcept
+        : data_(other.data()), size_(other.size()) {}
 
     /// From a container the host can read: std::vector, std::array, std::span. Temporaries that own their elements are
     /// rejected, their storage would be gone before the queue gets to it.
     template <class R>
-        requires(M::host_accessible && std::ranges::contiguous_range<R> && std::ranges::sized_range<R> &&
-                 (std::is_lvalue_reference_v<R> || std::ranges::borrowed_range<R>) &&
-                 !std::same_as<std::remove_cvref_t<R>, view> &&
-                 std::is_convertible_v<std::remove_reference_t<std::ranges::range_reference_t<R>> (*)[], T (*)[]>)
-    constexpr view(R&& range) noexcept : data_(std::ranges::data(range)), size_(std::ranges::size(range)) {}
+    requires(M::host_accessible&& std::ranges::contiguous_range<R>&& std::ranges::sized_range<R> &&
+             (std::is_lvalue_reference_v<R> ||
+              std::ranges::borrowed_range<R>)&&!std::same_as<std::remove_cvref_t<R>, view> &&
+             std::is_convertible_v<std::remove_reference_t<std::ranges::range_reference_t<R>> (*)[],
+                                   T (*)[]>) constexpr view(R&& range) noexcept
+        : data_(std::ranges::data(range)), size_(std::ranges::size(range)) {}
 
     [[nodiscard]] constexpr T* data() const noexcept { return data_; }
     [[nodiscard]] constexpr std::size_t size() const noexcept { return size_; }
     [[nodiscard]] constexpr std::size_t size_bytes() const noexcept { return size_ * sizeof(T); }
     [[nodiscard]] constexpr bool empty() const noexcept { return size_ == 0; }
 
-    [[nodiscard]] constexpr T& operator[](std::size_t i) const noexcept
-        requires(M::host_accessible)
-    {
+    [[nodiscard]] constexpr T& operator[](std::size_t i) const noexcept requires(M::host_accessible) {
         return data_[i];
     }
-    [[nodiscard]] constexpr T* begin() const noexcept
-        requires(M::host_accessible)
-    {
-        return data_;
-    }
-    [[nodiscard]] constexpr T* end() const noexcept
-        requires(M::host_accessible)
-    {
-        return data_ + size_;
-    }
+    [[nodiscard]] constexpr T* begin() const noexcept requires(M::host_accessible) { return data_; }
+    [[nodiscard]] constexpr T* end() const noexcept requires(M::host_accessible) { return data_ + size_; }
 
     /// Elements [first, first + count).
     [[nodiscard]] constexpr view sub(std::size_t first, std::size_t count) const {
@@ -77,14 +67,12 @@ public:
 };
 
 // GCC 12 needs the host default spelled out for class template argument deduction.
-template <class T>
-view(T*, std::size_t) -> view<T, host_memory>;
+template <class T> view(T*, std::size_t) -> view<T, host_memory>;
 template <std::ranges::contiguous_range R>
 view(R&&) -> view<std::remove_reference_t<std::ranges::range_reference_t<R>>, host_memory>;
 
 /// The bytes of a view.
-template <class T, memory M>
-[[nodiscard]] auto as_bytes(view<T, M> v) noexcept {
+template <class T, memory M> [[nodiscard]] auto as_bytes(view<T, M> v) noexcept {
     using byte = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
     return view<byte, M>(reinterpret_cast<byte*>(v.data()), v.size_bytes());
 }
@@ -100,5 +88,4 @@ template <class T, memory M>
 
 }  // namespace tutti
 
-template <class T, tutti::memory M>
-inline constexpr bool std::ranges::enable_borrowed_range<tutti::view<T, M>> = true;
+template <class T, tutti::memory M> inline constexpr bool std::ranges::enable_borrowed_range<tutti::view<T, M>> = true;

@@ -22,10 +22,10 @@ struct virtual_rates {
 struct virtual_step {
     enum class kind : std::uint8_t { work, collective, record, wait };
     kind what = kind::work;
-    std::string_view name;    ///< operation; points to a literal
-    std::uint64_t id = 0;     ///< event of record and wait; communicator of a collective
-    std::uint64_t call = 0;   ///< n-th call on that communicator
-    double seconds = 0;       ///< duration of work, or of a collective once all its ranks have arrived
+    std::string_view name;   ///< operation; points to a literal
+    std::uint64_t id = 0;    ///< event of record and wait; communicator of a collective
+    std::uint64_t call = 0;  ///< n-th call on that communicator
+    double seconds = 0;      ///< duration of work, or of a collective once all its ranks have arrived
 };
 
 /// Everything one virtual rank recorded: its streams, event count and memory.
@@ -75,7 +75,8 @@ public:
 
     void charge(std::string_view name, cost c) {
         const virtual_rates& r = recording_->rates;
-        push({virtual_step::kind::work, name, 0, 0, std::max(c.bytes / r.bytes_per_second, c.flops / r.flops_per_second)});
+        push({virtual_step::kind::work, name, 0, 0,
+              std::max(c.bytes / r.bytes_per_second, c.flops / r.flops_per_second)});
     }
     /// A collective: lasts `seconds` from the arrival of the last rank.
     void charge_collective(std::string_view name, std::uint64_t communicator, std::uint64_t call, double seconds) {
@@ -119,11 +120,14 @@ static_assert(queue<virtual_queue> && charging_queue<virtual_queue>);
             const auto& steps = recording.streams[s];
             for (; next[s] < steps.size(); ++next[s], progress = true) {
                 const virtual_step& step = steps[next[s]];
-                if (step.what == virtual_step::kind::record) { event[step.id] = time[s]; }
-                else if (step.what == virtual_step::kind::wait) {
+                if (step.what == virtual_step::kind::record) {
+                    event[step.id] = time[s];
+                } else if (step.what == virtual_step::kind::wait) {
                     if (step.id >= event.size() || event[step.id] < 0) { break; }
                     time[s] = std::max(time[s], event[step.id]);
-                } else { time[s] += step.seconds; }
+                } else {
+                    time[s] += step.seconds;
+                }
             }
         }
     }

@@ -1,0 +1,140 @@
+// channel: the shared memory of one communicator of threads: what ranks post, stage and mail to each other.
+// Needs comm/call, epoch_barrier, family. One channel per communicator; endpoints hold it by shared pointer.
+#pragma once
+
+#include <array>    // two parities
+#include <atomic>   // busy, left, signals
+#include <cstddef>  // size_t
+#include <cstdint>  // sequence numbers
+#include <deque>    // mail
+#include <memory>   // slots
+#include <mutex>    // mailboxes
+#include <vector>   // slots
+
+#include <tutti/comm/call.hpp>                  // call
+#include <tutti/comm/detail/epoch_barrier.hpp>  // arrivals
+#include <tutti/comm/detail/family.hpp>         // abort
+#include <tutti/comm/detail/wait.hpp>           // machine
+
+namespace tutti::comm::detail {
+
+/// What one rank shows the others of its call. `agreed` is what must be equal on all ranks besides the plain fields: a
+/// count, or a hash of the counts table.
+struct posted {
+    const void* in = nullptr;
+    void* out = nullptr;
+    std::uint64_t agreed = 0;
+    std::uint64_t sequence = 0;
+    const std::size_t* send_counts = nullptr;
+    const std::size_t* recv_counts = nullptr;
+    std::uint32_t element_size = 0;
+    std::int32_t root = -1;
+    collective kind = collective::barrier;
+    dtype type = dtype::byte;
+    op_kind op = op_kind::none;
+
+    [[nodiscard]] bool agrees_with(const posted& other) const noexcept {
+        return agreed == other.agreed && element_size == other.element_size && root == other.root &&
+               kind == other.kind && type == other.type && op == other.op;
+    }
+};
+static_assert(sizeof(posted) <= 64, "a posting is one cache line");
+
+/// Inputs up to this size are staged in the channel: one synchronization instead of two, and no pointers into user memory.
+inline constexpr std::size_t stage_bytes = 8192;
+
+/// A word that is changed to say "look again". Bit 0: somebody may be asleep.
+class signal {
+    std::atomic<std::uint32_t> word_{0};
+
+public:
+    [[nodiscard]] std::uint32_t value() const noexcept { return word_.load(std::memory_order_acquire); }
+    void notify() noexcept {
+        if ((word_.fetch_add(2, std::memory_order_acq_rel) & 1u) != 0) {
+            word_.fetch_and(~1u, std::memory_order_relaxed);
+            wake_all(word_);
+        }
+    }
+    /// Sleeps unless the word has changed since `seen` was read.
+    void sleep(std::uint32_t seen) noexcept {
+        if ((seen & 1u) == 0 && !word_.compare_exchange_strong(seen, seen | 1u, std::memory_order_relaxed)) { return; }
+        sleep_on(word_, seen | 1u, machine::slice);
+    }
+};
+
+/// A message on offer. Lives in the sender's frame; `state` is guarded by the receiver's mailbox.
+struct mail {
+    enum class progress : std::uint8_t { offered, taken, done };
+    int source = -1;
+    int destination = -1;
+    const void* data = nullptr;
+    std::size_t bytes = 0;
+    progress state = progress::offered;
+};
+
+struct mailbox {
+    std::mutex mutex;
+    std::deque<mail*> offers;
+    signal changed;  ///< something was offered to this rank, or one of its own offers is done
+};
+
+struct channel;
+
+/// One rank's part of a channel. Everything is double-buffered by call parity: a rank can be one call ahead of a peer that
+/// still reads, never two, because the call between has an arrival of everybody.
+struct alignas(128) slot {
+    struct alignas(128) letter {
+        posted head;
+        alignas(64) std::byte stage[stage_bytes];
+    };
+    std::array<letter, 2> letters;
+    alignas(128) std::atomic<bool> busy{false};  ///< in a data phase: may touch peers' user memory
+    std::atomic<bool> left{false};               ///< the endpoint is gone
+    std::shared_ptr<channel> child;              ///< handed from a group's leader to its members
+    mailbox box;
+};
+
+struct channel {
+    channel(int n, std::shared_ptr<family> f)
+        : ranks(n)
+        , relatives(std::move(f))
+        , spin_time(spin_time_for(n))
+        , arrivals(static_cast<std::size_t>(n))
+        , slots(std::make_unique<slot[]>(static_cast<std::size_t>(n))) {}
+
+    const int ranks;
+    const std::shared_ptr<family> relatives;
+    const duration spin_time;
+    epoch_barrier<machine> arrivals;
+    const std::unique_ptr<slot[]> slots;
+
+    [[nodiscard]] slot& of(int rank) const noexcept { return slots[static_cast<std::size_t>(rank)]; }
+
+    /// Waits until no rank touches foreign memory. Call after poisoning: data phases contain no waits and nobody enters a
+    /// new one, so this is bounded by one copy loop.
+    void quiesce() const noexcept {
+        for (int p = 0; p < ranks; ++p) {
+            while (of(p).busy.load(std::memory_order_seq_cst)) { std::this_thread::yield(); }
+        }
+    }
+};
+
+/// Announces a data phase. Dekker with leavers: busy is raised before the poison flag is read, they raise the flag before
+/// they read busy; so either this phase sees the abort or the leaver waits for it.
+class data_phase {
+    std::atomic<bool>& busy_;
+
+public:
+    template <class Context> data_phase(const channel& c, int rank, Context context) : busy_(c.of(rank).busy) {
+        busy_.store(true, std::memory_order_seq_cst);
+        if (c.relatives->poisoned()) {
+            busy_.store(false, std::memory_order_release);
+            c.relatives->raise(context());
+        }
+    }
+    ~data_phase() { busy_.store(false, std::memory_order_release); }
+    data_phase(const data_phase&) = delete;
+    data_phase& operator=(const data_phase&) = delete;
+};
+
+}  // namespace tutti::comm::detail
