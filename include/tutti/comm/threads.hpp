@@ -1,15 +1,13 @@
 // threads: ranks are threads of one process. Direct two-shot reductions, sums in rank order, abort without a crash.
-// Needs comm/front and comm/detail/{channel,mail}. `threads::launch(n, f)` starts ranks; `threads::create(n)` makes
+// Needs comm/front and comm/detail/{channel,direct,mail}. `threads::launch(n, f)` starts ranks; `threads::create(n)` makes
 // endpoints for threads that exist already.
 #pragma once
 
-#include <algorithm>    // min, max
 #include <cstddef>      // size_t
 #include <cstring>      // memcpy
 #include <exception>    // first error
 #include <memory>       // channel
 #include <mutex>        // first error
-#include <numeric>      // accumulate
 #include <optional>     // split
 #include <span>         // counts
 #include <string>       // names
@@ -19,9 +17,9 @@
 #include <vector>       // rows
 
 #include <tutti/comm/detail/channel.hpp>  // shared memory of a communicator
+#include <tutti/comm/detail/direct.hpp>   // data movement
 #include <tutti/comm/detail/mail.hpp>     // exchange
 #include <tutti/comm/front.hpp>           // typed collectives
-#include <tutti/core/partition.hpp>       // slices
 #include <tutti/core/state.hpp>           // hash_bytes
 
 namespace tutti::comm {
@@ -176,11 +174,9 @@ private:
     void collective_call(const call& c) {
         ++call_;
         letter& mine = letter_of(me());
-        mine.head = head_of(c);
-        const bool staged = input_bound(c) <= detail::stage_bytes;
-        if (staged && c.in_bytes() != 0 && c.kind != collective::barrier) {
-            std::memcpy(mine.stage, c.in, c.in_bytes());
-        }
+        mine.head = detail::post(c);
+        const bool staged = detail::input_bound(c, ranks()) <= detail::stage_bytes;
+        if (staged && c.in_bytes() != 0) { std::memcpy(mine.stage, c.in, c.in_bytes()); }
         meet(c);
         verify(c);
         if (staged) {  // inputs are in channel memory: nobody has to wait until they have been read
@@ -192,200 +188,27 @@ private:
             const detail::data_phase phase(*channel_, rank_, [&] { return context_of(c, name_, rank_); });
             for (std::size_t p = 0; p < ranks(); ++p) { rows_[p] = letter_of(p).head.in; }
             if (c.kind == collective::all_reduce || c.kind == collective::reduce) {
-                reduce_slice(c);
+                detail::reduce_slice(c, me(), rows_, [&](std::size_t p) { return letter_of(p).head.out; });
             } else {
                 pull(c);
             }
         }
         meet(c);
     }
-
-    [[nodiscard]] static detail::posted head_of(const call& c) {
-        detail::posted h;
-        h.in = c.in;
-        h.out = c.out;
-        h.agreed = agreed_of(c);
-        h.sequence = c.sequence;
-        h.send_counts = c.send_counts.data();
-        h.recv_counts = c.recv_counts.data();
-        h.element_size = static_cast<std::uint32_t>(c.element_size);
-        h.root = c.root;
-        h.kind = c.kind;
-        h.type = c.type;
-        h.op = c.op;
-        return h;
-    }
-    // The number that must be the same on all ranks.
-    [[nodiscard]] static std::uint64_t agreed_of(const call& c) noexcept {
-        switch (c.kind) {
-        case collective::all_reduce:
-        case collective::reduce:
-        case collective::all_gather:
-        case collective::gather:
-        case collective::all_to_all: return c.in_count;
-        case collective::reduce_scatter:
-        case collective::scatter:
-        case collective::broadcast: return c.out_count;
-        case collective::reduce_scatter_v:
-        case collective::all_gather_v: return hash_bytes(as_bytes(view(c.send_counts.data(), c.send_counts.size())));
-        case collective::all_to_all_v:
-        case collective::exchange:
-        case collective::barrier: return 0;
-        }
-        return 0;
-    }
-    // The largest input of any rank in bytes, from what is the same everywhere: all ranks stage, or none does.
-    [[nodiscard]] std::size_t input_bound(const call& c) const noexcept {
-        switch (c.kind) {
-        case collective::barrier: return 0;
-        case collective::scatter: return ranks() * c.out_bytes();
-        case collective::broadcast: return c.out_bytes();
-        case collective::all_gather_v:
-            return *std::max_element(c.send_counts.begin(), c.send_counts.end()) * c.element_size;
-        case collective::all_to_all_v: return detail::stage_bytes + 1;  // each rank knows its own table only
-        default: return c.in_bytes();
-        }
+    void pull(const call& c) {
+        detail::pull(c, me(), rows_, [&](std::size_t p) { return letter_of(p).head.send_counts; });
     }
 
+    // Compares the postings of all ranks. Every rank sees all of them, so all throw the same.
     void verify(const call& c) {
         const detail::posted& mine = letter_of(me()).head;
         bool same = true;
         for (std::size_t p = 0; p < ranks(); ++p) { same = same && letter_of(p).head.agrees_with(mine); }
-        if (!same) { explain_mismatch(c); }
-        if (c.kind == collective::all_to_all_v) { verify_tables(c); }
-    }
-    // Every rank sees all postings, so all of them throw the same.
-    [[noreturn]] void explain_mismatch(const call& c) {
-        const auto head = [&](std::size_t p) -> const detail::posted& { return letter_of(p).head; };
-        std::size_t reference = 0;  // the posting most ranks share, of several the one of the lowest rank
-        std::size_t votes = 0;
-        for (std::size_t r = 0; r < ranks(); ++r) {
-            std::size_t same = 0;
-            for (std::size_t p = 0; p < ranks(); ++p) { same += head(p).agrees_with(head(r)) ? 1u : 0u; }
-            if (same > votes) {
-                votes = same;
-                reference = r;
-            }
-        }
-        const detail::posted& common = head(reference);
-        const auto field = [&](const detail::posted& h,
-                               const detail::posted& other) -> std::pair<std::string_view, std::string> {
-            if (h.kind != other.kind) { return {"collective", std::string(name_of(h.kind))}; }
-            if (h.type != other.type) { return {"type", std::string(name_of(h.type))}; }
-            if (h.element_size != other.element_size) { return {"element size", std::to_string(h.element_size)}; }
-            if (h.op != other.op) { return {"operator", std::string(name_of(h.op))}; }
-            if (h.root != other.root) { return {"root", std::to_string(h.root)}; }
-            const bool table = h.kind == collective::all_gather_v || h.kind == collective::reduce_scatter_v;
-            return table ? std::pair<std::string_view, std::string>{"counts table", fmt::format("{:016x}", h.agreed)}
-                         : std::pair<std::string_view, std::string>{"count", std::to_string(h.agreed)};
-        };
-        std::string what;
-        std::string list;
-        std::vector<int> differing;
-        for (std::size_t p = 0; p < ranks(); ++p) {
-            if (head(p).agrees_with(common)) { continue; }
-            if (differing.empty()) {
-                const auto [name, value] = field(common, head(p));
-                what = name;
-                list = fmt::format("rank {}: {}", reference, value);
-            }
-            list += fmt::format(", rank {}: {}", p, field(head(p), common).second);
-            differing.push_back(static_cast<int>(p));
-        }
-        const error_context context = context_of(c, name_, rank_);
-        throw mismatch_error(fmt::format("{}: {} differs ({}){}", name_of(common.kind), what, list, where(context)),
-                             differing, context);
-    }
-    void verify_tables(const call& c) {
-        for (std::size_t p = 0; p < ranks(); ++p) {
-            for (std::size_t q = 0; q < ranks(); ++q) {
-                const std::size_t sent = letter_of(p).head.send_counts[q];
-                const std::size_t expected = letter_of(q).head.recv_counts[p];
-                if (sent == expected) { continue; }
-                const error_context context = context_of(c, name_, rank_);
-                throw mismatch_error(
-                    fmt::format("all_to_all_v: count differs (rank {} sends {} to rank {}, which expects {}){}", p,
-                                sent, q, expected, where(context)),
-                    {static_cast<int>(p)}, context);
-            }
-        }
-    }
-
-    // Direct two-shot: this rank reduces its slice of all inputs and writes it to every output that wants it. Blocks stay
-    // in the second-level cache, so the copies to the other outputs hit lines that were just read or written.
-    void reduce_slice(const call& c) {
-        constexpr std::size_t line = 128;
-        constexpr std::size_t block_bytes = 16384;
-        const std::size_t size = c.element_size;
-        const part slice = partition(c.in_count, ranks(), me(), line / size);
-        const std::size_t step = block_bytes / size;
-        const std::size_t first_target = c.kind == collective::reduce ? static_cast<std::size_t>(c.root) : me();
-        const std::size_t others = c.kind == collective::reduce ? 0 : ranks();
-        auto* const target = static_cast<std::byte*>(letter_of(first_target).head.out);
-        std::vector<const void*> block(ranks());
-        for (std::size_t at = slice.first; at < slice.first + slice.count; at += step) {
-            const std::size_t n = std::min(step, slice.first + slice.count - at);
-            for (std::size_t p = 0; p < ranks(); ++p) {
-                block[p] = static_cast<const std::byte*>(rows_[p]) + at * size;
-            }
-            c.reduce(target + at * size, block.data(), size_of_ranks(), n);
-            for (std::size_t p = 0; p < others; ++p) {
-                if (p == first_target) { continue; }
-                std::memcpy(static_cast<std::byte*>(letter_of(p).head.out) + at * size, target + at * size, n * size);
-            }
-        }
-    }
-    [[nodiscard]] int size_of_ranks() const noexcept { return channel_->ranks; }
-
-    // Fills this rank's output from rows_, the ranks' inputs.
-    void pull(const call& c) {
-        const std::size_t part = c.out_bytes();
-        switch (c.kind) {
-        case collective::barrier:
-        case collective::exchange: return;
-        case collective::all_reduce: return c.reduce(c.out, rows_.data(), size_of_ranks(), c.out_count);
-        case collective::reduce:
-            return rank_ == c.root ? c.reduce(c.out, rows_.data(), size_of_ranks(), c.out_count) : void();
-        case collective::reduce_scatter: return reduce_at(c, me() * part);
-        case collective::reduce_scatter_v: return reduce_at(c, sum_before(c.send_counts.data(), me()) * c.element_size);
-        case collective::broadcast: return move(c, 0, rows_[static_cast<std::size_t>(c.root)], 0, part);
-        case collective::scatter: return move(c, 0, rows_[static_cast<std::size_t>(c.root)], me() * part, part);
-        case collective::gather:
-            if (rank_ != c.root) { return; }
-            [[fallthrough]];
-        case collective::all_gather:
-            for (std::size_t p = 0; p < ranks(); ++p) { move(c, p * c.in_bytes(), rows_[p], 0, c.in_bytes()); }
-            return;
-        case collective::all_gather_v:
-            for (std::size_t p = 0, at = 0; p < ranks(); at += c.send_counts[p++] * c.element_size) {
-                move(c, at, rows_[p], 0, c.send_counts[p] * c.element_size);
-            }
-            return;
-        case collective::all_to_all: {
-            const std::size_t share = c.in_bytes() / ranks();
-            for (std::size_t p = 0; p < ranks(); ++p) { move(c, p * share, rows_[p], me() * share, share); }
-            return;
-        }
-        case collective::all_to_all_v:
-            for (std::size_t p = 0, at = 0; p < ranks(); at += c.recv_counts[p++] * c.element_size) {
-                const std::size_t from = sum_before(letter_of(p).head.send_counts, me()) * c.element_size;
-                move(c, at, rows_[p], from, c.recv_counts[p] * c.element_size);
-            }
-            return;
-        }
-    }
-    void reduce_at(const call& c, std::size_t offset) {
-        for (const void*& row : rows_) { row = row == nullptr ? nullptr : static_cast<const std::byte*>(row) + offset; }
-        if (c.out_count != 0) { c.reduce(c.out, rows_.data(), size_of_ranks(), c.out_count); }
-    }
-    static void move(const call& c, std::size_t to, const void* row, std::size_t from, std::size_t bytes) {
-        if (bytes == 0) { return; }
-        std::byte* const target = static_cast<std::byte*>(c.out) + to;
-        const std::byte* const source = static_cast<const std::byte*>(row) + from;
-        if (target != source) { std::memcpy(target, source, bytes); }  // equal: the in-place part is where it belongs
-    }
-    [[nodiscard]] static std::size_t sum_before(const std::size_t* counts, std::size_t rank) noexcept {
-        return std::accumulate(counts, counts + rank, std::size_t{0});
+        if (same && c.kind != collective::all_to_all_v) { return; }
+        std::vector<const detail::posted*> heads(ranks());
+        for (std::size_t p = 0; p < ranks(); ++p) { heads[p] = &letter_of(p).head; }
+        if (!same) { detail::explain_mismatch(heads, context_of(c, name_, rank_)); }
+        detail::verify_tables(heads, context_of(c, name_, rank_));
     }
 
     // Three meetings: agreement on the table, the leader's channel is there, everybody has it.

@@ -1,5 +1,5 @@
 // channel: the shared memory of one communicator of threads: what ranks post, stage and mail to each other.
-// Needs comm/call, epoch_barrier, family. One channel per communicator; endpoints hold it by shared pointer.
+// Needs comm/detail/{posting,epoch_barrier,family}. One channel per communicator; endpoints hold it by shared pointer.
 #pragma once
 
 #include <array>    // two parities
@@ -11,34 +11,12 @@
 #include <mutex>    // mailboxes
 #include <vector>   // slots
 
-#include <tutti/comm/call.hpp>                  // call
 #include <tutti/comm/detail/epoch_barrier.hpp>  // arrivals
 #include <tutti/comm/detail/family.hpp>         // abort
+#include <tutti/comm/detail/posting.hpp>        // posted
 #include <tutti/comm/detail/wait.hpp>           // machine
 
 namespace tutti::comm::detail {
-
-/// What one rank shows the others of its call. `agreed` is what must be equal on all ranks besides the plain fields: a
-/// count, or a hash of the counts table.
-struct posted {
-    const void* in = nullptr;
-    void* out = nullptr;
-    std::uint64_t agreed = 0;
-    std::uint64_t sequence = 0;
-    const std::size_t* send_counts = nullptr;
-    const std::size_t* recv_counts = nullptr;
-    std::uint32_t element_size = 0;
-    std::int32_t root = -1;
-    collective kind = collective::barrier;
-    dtype type = dtype::byte;
-    op_kind op = op_kind::none;
-
-    [[nodiscard]] bool agrees_with(const posted& other) const noexcept {
-        return agreed == other.agreed && element_size == other.element_size && root == other.root &&
-               kind == other.kind && type == other.type && op == other.op;
-    }
-};
-static_assert(sizeof(posted) <= 64, "a posting is one cache line");
 
 /// Inputs up to this size are staged in the channel: one synchronization instead of two, and no pointers into user memory.
 inline constexpr std::size_t stage_bytes = 8192;

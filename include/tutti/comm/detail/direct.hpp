@@ -1,0 +1,104 @@
+// Direct data movement between ranks that can read and write each other's memory: no staging, no rings.
+// Needs comm/call and core/partition. Callers have made sure that nobody leaves meanwhile.
+#pragma once
+
+#include <algorithm>  // min
+#include <cstddef>    // byte
+#include <cstring>    // memcpy
+#include <numeric>    // accumulate
+#include <vector>     // rows
+
+#include <tutti/comm/call.hpp>       // call
+#include <tutti/core/partition.hpp>  // slices
+
+namespace tutti::comm::detail {
+
+/// all_reduce and reduce: reduces slice `rank` of all inputs and writes it to every output that wants it.
+///
+/// Shapes       rows[p] is rank p's input, out_of(p) its output (the same address when it works in place).
+/// Determinism  rows are added in rank order; slices do not change bits.
+/// Cost         reads ranks * slice, writes the slice once for each output. Blocks stay in the second-level cache, so the
+///              copies to the other outputs hit lines that were just read or written.
+template <class OutOf>
+void reduce_slice(const call& c, std::size_t rank, const std::vector<const void*>& rows, OutOf out_of) {
+    constexpr std::size_t grain_bytes = 128;  // slices share no pair of cache lines
+    constexpr std::size_t block_bytes = 16384;
+    const std::size_t size = c.element_size;
+    const std::size_t ranks = rows.size();
+    const part slice = partition(c.in_count, ranks, rank, grain_bytes / size);
+    const std::size_t step = block_bytes / size;
+    const bool everywhere = c.kind == collective::all_reduce;
+    auto* const target = static_cast<std::byte*>(out_of(everywhere ? rank : static_cast<std::size_t>(c.root)));
+    std::vector<const void*> block(ranks);
+    for (std::size_t at = slice.first; at < slice.first + slice.count; at += step) {
+        const std::size_t n = std::min(step, slice.first + slice.count - at);
+        for (std::size_t p = 0; p < ranks; ++p) { block[p] = static_cast<const std::byte*>(rows[p]) + at * size; }
+        c.reduce(target + at * size, block.data(), static_cast<int>(ranks), n);
+        for (std::size_t p = 0; everywhere && p < ranks; ++p) {
+            if (p == rank) { continue; }
+            std::memcpy(static_cast<std::byte*>(out_of(p)) + at * size, target + at * size, n * size);
+        }
+    }
+}
+
+/// Every other collective, and small reductions: fills this rank's output from the inputs of all.
+///
+/// Shapes    rows[p] is rank p's input; send_counts_of(p) its table in all_to_all_v.
+/// Aliasing  a part that is in place already is left alone.
+template <class SendCountsOf>
+void pull(const call& c, std::size_t rank, std::vector<const void*>& rows, SendCountsOf send_counts_of) {
+    const std::size_t ranks = rows.size();
+    const std::size_t out_bytes = c.out_bytes();
+    const auto move = [&](std::size_t to, const void* row, std::size_t from, std::size_t bytes) {
+        if (bytes == 0) { return; }
+        std::byte* const target = static_cast<std::byte*>(c.out) + to;
+        const std::byte* const source = static_cast<const std::byte*>(row) + from;
+        if (target != source) { std::memcpy(target, source, bytes); }
+    };
+    const auto before = [](const std::size_t* counts, std::size_t r) {
+        return std::accumulate(counts, counts + r, std::size_t{0});
+    };
+    const auto reduce_from = [&](std::size_t offset) {
+        if (c.out_count == 0) { return; }
+        for (const void*& row : rows) { row = static_cast<const std::byte*>(row) + offset; }
+        c.reduce(c.out, rows.data(), static_cast<int>(ranks), c.out_count);
+    };
+    const bool at_root = static_cast<int>(rank) == c.root;
+    switch (c.kind) {
+    case collective::barrier:
+    case collective::exchange: return;
+    case collective::all_reduce: return reduce_from(0);
+    case collective::reduce: return at_root ? reduce_from(0) : void();
+    case collective::reduce_scatter: return reduce_from(rank * out_bytes);
+    case collective::reduce_scatter_v: return reduce_from(before(c.send_counts.data(), rank) * c.element_size);
+    case collective::broadcast: return move(0, rows[static_cast<std::size_t>(c.root)], 0, out_bytes);
+    case collective::scatter: return move(0, rows[static_cast<std::size_t>(c.root)], rank * out_bytes, out_bytes);
+    case collective::gather:
+        if (!at_root) { return; }
+        [[fallthrough]];
+    case collective::all_gather:
+        for (std::size_t p = 0; p < ranks; ++p) { move(p * c.in_bytes(), rows[p], 0, c.in_bytes()); }
+        return;
+    case collective::all_gather_v:
+        for (std::size_t p = 0, at = 0; p < ranks; ++p) {
+            const std::size_t bytes = c.send_counts[p] * c.element_size;
+            move(at, rows[p], 0, bytes);
+            at += bytes;
+        }
+        return;
+    case collective::all_to_all: {
+        const std::size_t share = c.in_bytes() / ranks;
+        for (std::size_t p = 0; p < ranks; ++p) { move(p * share, rows[p], rank * share, share); }
+        return;
+    }
+    case collective::all_to_all_v:
+        for (std::size_t p = 0, at = 0; p < ranks; ++p) {
+            const std::size_t bytes = c.recv_counts[p] * c.element_size;
+            move(at, rows[p], before(send_counts_of(p), rank) * c.element_size, bytes);
+            at += bytes;
+        }
+        return;
+    }
+}
+
+}  // namespace tutti::comm::detail
