@@ -48,18 +48,20 @@ function(tutti_add_compile_fail_test)
   get_filename_component(source ${arg_SOURCE} ABSOLUTE)
   get_filename_component(stem ${arg_SOURCE} NAME_WE)
   set(target compile_fail_${stem})
-  set(command_file ${CMAKE_CURRENT_BINARY_DIR}/${stem}.command)
+  set(command_file ${CMAKE_CURRENT_BINARY_DIR}/${stem}.CXX.command)
   set(run ${CMAKE_COMMAND} -DCOMPILE=${command_file} -DSOURCE=${source})
   if(NOT TARGET ${target})
     # Never built: it collects the include folders and definitions of its libraries.
     add_library(${target} OBJECT EXCLUDE_FROM_ALL ${source})
     target_link_libraries(${target} PRIVATE tutti::tutti ${arg_LIBRARIES})
-    set(includes "$<TARGET_PROPERTY:${target},INCLUDE_DIRECTORIES>")
+    set(includes "$<FILTER:$<TARGET_PROPERTY:${target},INCLUDE_DIRECTORIES>,EXCLUDE,^/usr/include$>")
     set(definitions "$<TARGET_PROPERTY:${target},COMPILE_DEFINITIONS>")
     # One word a line; a line each, since paths may hold spaces. Only the front end runs: nothing is written.
     string(JOIN "\n" words ${CMAKE_CXX_COMPILER} -std=c++20 -fsyntax-only
       "$<$<BOOL:${includes}>:-I$<JOIN:${includes},\n-I>>" "$<$<BOOL:${definitions}>:-D$<JOIN:${definitions},\n-D>>")
-    file(GENERATE OUTPUT ${command_file} CONTENT "${words}\n")
+    # A file a language, since what is included and defined may depend on it.
+    file(GENERATE OUTPUT ${CMAKE_CURRENT_BINARY_DIR}/${stem}.$<COMPILE_LANGUAGE>.command CONTENT "${words}\n"
+      TARGET ${target})
     add_test(NAME compile_fail.${stem} COMMAND ${run} -P ${CMAKE_CURRENT_FUNCTION_LIST_FILE})
     tutti_set_test_properties(compile_fail.${stem} TIMEOUT 120 PROCESSORS 1 LABELS compile_fail)
     set_tests_properties(compile_fail.${stem} PROPERTIES FIXTURES_SETUP compile_fail.${stem})

@@ -3,12 +3,14 @@
 #
 #   tutti_add_test(NAME core.philox SOURCES philox.cpp [LIBRARIES tutti::blas ...] [LABELS unit ...] [TIMEOUT s] ...)
 #   tutti_add_mpi_test(NAME comm.mpi SOURCES mpi.cpp RANKS 1 2 4 [...])
+#   tutti_add_gpu_test(NAME gpu.philox SOURCES philox.cu [...])    # needs TUTTI_WITH_CUDA
 #   tutti_add_skipped_test(NAME x REASON "no nvcc" [LABELS ...])
 #
-# Common arguments of the first two:
+# Common arguments of the first three:
 #   LIBRARIES        besides tutti::tutti and doctest
 #   LABELS           unit (default) conformance mpi headers compile_fail package data gpu long sanitize.
-#                    sanitize: also built by the target sanitizer_tests, for the presets tsan and asan-ubsan
+#                    sanitize: also built by the target sanitizer_tests, for the presets tsan and asan-ubsan;
+#                    gpu: also built by the target gpu_tests, for the preset cuda
 #   TIMEOUT          seconds; default 60 (mpi: 120); multiplied in sanitizer builds
 #   PROCESSORS       how many cores the test keeps busy, so that ctest does not start others beside it; default 1
 #   COMPILE_OPTIONS  for this test alone, such as -march=native
@@ -17,7 +19,9 @@
 #   OWN_MAIN         the sources define main() and may use doctest or not
 include(sanitizers)
 
+# What ./dev builds for these presets, instead of everything.
 add_custom_target(sanitizer_tests)
+add_custom_target(gpu_tests)
 
 function(tutti_set_test_properties name)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "TIMEOUT;PROCESSORS" "LABELS")
@@ -42,6 +46,9 @@ function(tutti_add_test_program name main)
   endif()
   if("sanitize" IN_LIST arg_LABELS)
     add_dependencies(sanitizer_tests ${target})
+  endif()
+  if("gpu" IN_LIST arg_LABELS)
+    add_dependencies(gpu_tests ${target})
   endif()
 endfunction()
 
@@ -89,6 +96,17 @@ function(tutti_add_test)
   add_test(NAME ${arg_NAME}
     COMMAND ${arg_BEHIND} ${TUTTI_TEST_LAUNCHER} $<TARGET_FILE:${arg_TARGET}> ${arg_ARGUMENTS})
   tutti_set_test_properties(${arg_NAME} TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS} LABELS ${arg_LABELS})
+endfunction()
+
+# A test that runs on a device: labeled gpu, alone on it; the program calls tutti::test::skip where there is no device.
+function(tutti_add_gpu_test)
+  tutti_parse_test(120 gpu ${ARGN})
+  if(NOT TUTTI_WITH_CUDA)
+    tutti_add_skipped_test(NAME ${arg_NAME} LABELS ${arg_LABELS} REASON "TUTTI_WITH_CUDA is OFF; run ./dev gpu-test")
+    return()
+  endif()
+  tutti_add_test(${ARGN} LABELS gpu)
+  set_tests_properties(${arg_NAME} PROPERTIES RESOURCE_LOCK gpu)
 endfunction()
 
 # --- MPI -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,3 @@
+#include "look.hpp"  // look()
+
+seen seen_by_second() { return look(); }
