@@ -3,13 +3,13 @@
 #pragma once
 
 #include <algorithm>  // max
-#include <bit>        // bit_width
+#include <bit>        // countl_zero
 #include <cstddef>    // size_t
 #include <cstdint>    // exact byte counts
 
-#include <tutti/comm/call.hpp>        // collective, call
-#include <tutti/comm/topology.hpp>    // link, topology
-#include <tutti/core/partition.hpp>   // slices of an all_reduce
+#include <tutti/comm/call.hpp>       // collective, call
+#include <tutti/comm/topology.hpp>   // link, topology
+#include <tutti/core/partition.hpp>  // slices of an all_reduce
 
 namespace tutti::comm {
 
@@ -19,9 +19,9 @@ namespace tutti::comm {
 [[nodiscard]] inline std::size_t message_bytes(const call& c, int ranks) noexcept {
     const auto n = static_cast<std::size_t>(ranks);
     switch (c.kind) {
-        case collective::gather: return c.in_bytes() * n;
-        case collective::scatter: return c.out_bytes() * n;
-        default: return c.count() * c.element_size;
+    case collective::gather: return c.in_bytes() * n;
+    case collective::scatter: return c.out_bytes() * n;
+    default: return c.count() * c.element_size;
     }
 }
 
@@ -43,26 +43,26 @@ namespace tutti::comm {
     const auto r = static_cast<std::size_t>(rank);
     const std::uint64_t in = c.in_bytes();
     switch (c.kind) {
-        case collective::all_reduce: {
-            const std::uint64_t own = partition(c.in_count, static_cast<std::size_t>(ranks), r).count * c.element_size;
-            return (in - own) + own * (n - 1);
-        }
-        case collective::reduce_scatter:
-        case collective::reduce_scatter_v: return in - c.out_bytes();
-        case collective::all_gather:
-        case collective::all_gather_v: return in * (n - 1);
-        case collective::broadcast: return rank == c.root ? in : 0;
-        case collective::reduce:
-        case collective::gather: return rank == c.root ? 0 : in;
-        case collective::scatter: return rank == c.root ? in - c.out_bytes() : 0;
-        case collective::all_to_all: return in - in / n;
-        case collective::all_to_all_v: return in - c.send_counts[r] * c.element_size;
-        case collective::exchange: {
-            std::uint64_t sent = 0;
-            for (const message& m : c.messages) { sent += m.sends && m.peer != rank ? m.bytes : 0; }
-            return sent;
-        }
-        case collective::barrier: return 0;
+    case collective::all_reduce: {
+        const std::uint64_t own = partition(c.in_count, static_cast<std::size_t>(ranks), r).count * c.element_size;
+        return (in - own) + own * (n - 1);
+    }
+    case collective::reduce_scatter:
+    case collective::reduce_scatter_v: return in - c.out_bytes();
+    case collective::all_gather:
+    case collective::all_gather_v: return in * (n - 1);
+    case collective::broadcast: return rank == c.root ? in : 0;
+    case collective::reduce:
+    case collective::gather: return rank == c.root ? 0 : in;
+    case collective::scatter: return rank == c.root ? in - c.out_bytes() : 0;
+    case collective::all_to_all: return in - in / n;
+    case collective::all_to_all_v: return in - c.send_counts[r] * c.element_size;
+    case collective::exchange: {
+        std::uint64_t sent = 0;
+        for (const message& m : c.messages) { sent += m.sends && m.peer != rank ? m.bytes : 0; }
+        return sent;
+    }
+    case collective::barrier: return 0;
     }
     return 0;
 }
@@ -72,12 +72,12 @@ namespace tutti::comm {
 [[nodiscard]] constexpr double bus_factor(collective kind, int ranks) noexcept {
     const double others = static_cast<double>(ranks - 1) / ranks;
     switch (kind) {
-        case collective::all_reduce: return 2 * others;
-        case collective::broadcast:
-        case collective::reduce:
-        case collective::exchange: return 1;
-        case collective::barrier: return 0;
-        default: return others;
+    case collective::all_reduce: return 2 * others;
+    case collective::broadcast:
+    case collective::reduce:
+    case collective::exchange: return 1;
+    case collective::barrier: return 0;
+    default: return others;
     }
 }
 
@@ -107,7 +107,7 @@ struct call_time {
 ///         Finkel, Manber: Two algorithms for barrier synchronization, 1988.
 [[nodiscard]] constexpr call_time time_of(collective kind, double bytes, int ranks, link l) noexcept {
     if (ranks <= 1) { return {}; }
-    const int depth = std::bit_width(static_cast<unsigned>(ranks - 1));
+    const int depth = 32 - std::countl_zero(static_cast<std::uint32_t>(ranks - 1));
     int steps = depth;
     if (kind == collective::all_reduce) { steps = 2 * depth; }
     if (kind == collective::all_to_all || kind == collective::all_to_all_v) { steps = ranks - 1; }
@@ -147,23 +147,23 @@ namespace detail {
     const link shared{t.between().latency_seconds, t.between().bytes_per_second / t.ranks_per_nic()};
     const double part = bytes / t.smallest_node();
     switch (kind) {
-        case all_reduce: return in(reduce_scatter, bytes) + time_of(all_reduce, part, m, shared) + in(all_gather, bytes);
-        case reduce_scatter:
-        case reduce_scatter_v: return in(reduce_scatter, bytes) + time_of(reduce_scatter, part, m, shared);
-        case all_gather:
-        case all_gather_v: return time_of(all_gather, part, m, shared) + in(all_gather, bytes);
-        case broadcast:
-        case reduce: return time_of(kind, bytes, m, t.between()) + in(kind, bytes);
-        case gather:
-        case scatter: return time_of(kind, bytes, m, t.between()) + in(kind, bytes * t.largest_node() / n);
-        case all_to_all:
-        case all_to_all_v: {
-            const int far = n - t.smallest_node();
-            return in(kind, bytes * t.largest_node() / n) +
-                   call_time{far * t.between().latency_seconds, 0, bytes * far / n / shared.bytes_per_second};
-        }
-        case exchange: return time_of(kind, bytes, n, t.between());
-        case barrier: return in(kind, 0) + time_of(kind, 0, m, t.between()) + in(kind, 0);
+    case all_reduce: return in(reduce_scatter, bytes) + time_of(all_reduce, part, m, shared) + in(all_gather, bytes);
+    case reduce_scatter:
+    case reduce_scatter_v: return in(reduce_scatter, bytes) + time_of(reduce_scatter, part, m, shared);
+    case all_gather:
+    case all_gather_v: return time_of(all_gather, part, m, shared) + in(all_gather, bytes);
+    case broadcast:
+    case reduce: return time_of(kind, bytes, m, t.between()) + in(kind, bytes);
+    case gather:
+    case scatter: return time_of(kind, bytes, m, t.between()) + in(kind, bytes * t.largest_node() / n);
+    case all_to_all:
+    case all_to_all_v: {
+        const int remote = n - t.smallest_node();
+        return in(kind, bytes * t.largest_node() / n) +
+               call_time{remote * t.between().latency_seconds, 0, bytes * remote / n / shared.bytes_per_second};
+    }
+    case exchange: return time_of(kind, bytes, n, t.between());
+    case barrier: return in(kind, 0) + time_of(kind, 0, m, t.between()) + in(kind, 0);
     }
     return {};
 }
@@ -175,17 +175,17 @@ namespace detail {
     if (c.kind != collective::all_to_all_v && c.kind != collective::exchange) {
         return time_of(c.kind, static_cast<double>(message_bytes(c, t.ranks())), t);
     }
-    struct traffic {
+    struct load {
         double sent = 0;
         double received = 0;
         int peers = 0;
         [[nodiscard]] double seconds(const link& l) const { return std::max(sent, received) / l.bytes_per_second; }
     };
-    traffic near;
-    traffic far;
+    load local;
+    load remote;
     const auto count = [&](int peer, std::size_t sent, std::size_t received) {
         if (peer == rank || (sent == 0 && received == 0)) { return; }
-        traffic& at = t.same_node(rank, peer) ? near : far;
+        load& at = t.same_node(rank, peer) ? local : remote;
         at.sent += static_cast<double>(sent);
         at.received += static_cast<double>(received);
         ++at.peers;
@@ -193,15 +193,16 @@ namespace detail {
     if (c.kind == collective::exchange) {
         for (const message& m : c.messages) { count(m.peer, m.sends ? m.bytes : 0, m.sends ? 0 : m.bytes); }
         // All messages leave at once: the latest latency covers the others.
-        const double latency = std::max(near.peers > 0 ? t.inside().latency_seconds : 0, far.peers > 0 ? t.between().latency_seconds : 0);
-        return {latency, near.seconds(t.inside()), far.seconds(t.between())};
+        const double latency = std::max(local.peers > 0 ? t.inside().latency_seconds : 0,
+                                        remote.peers > 0 ? t.between().latency_seconds : 0);
+        return {latency, local.seconds(t.inside()), remote.seconds(t.between())};
     }
     for (int peer = 0; peer < t.ranks(); ++peer) {
         const auto p = static_cast<std::size_t>(peer);
         count(peer, c.send_counts[p] * c.element_size, c.recv_counts[p] * c.element_size);
     }
-    return {near.peers * t.inside().latency_seconds + far.peers * t.between().latency_seconds, near.seconds(t.inside()),
-            far.seconds(t.between()) * t.ranks_per_nic()};
+    return {local.peers * t.inside().latency_seconds + remote.peers * t.between().latency_seconds,
+            local.seconds(t.inside()), remote.seconds(t.between()) * t.ranks_per_nic()};
 }
 
 }  // namespace tutti::comm

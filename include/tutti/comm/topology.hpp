@@ -18,8 +18,8 @@
 #include <fmt/format.h>  // messages
 
 #include <tutti/comm/communicator.hpp>  // can_gather_control
-#include <tutti/comm/fingerprint.hpp>   // host names become words
 #include <tutti/core/error.hpp>         // usage_error
+#include <tutti/core/state.hpp>         // hash_bytes
 
 namespace tutti::comm {
 
@@ -33,7 +33,9 @@ struct link {
 /// This machine's host name. Errors: backend_error when the system does not tell.
 [[nodiscard]] inline std::string host_name() {
     std::array<char, 256> text{};
-    if (::gethostname(text.data(), text.size() - 1) != 0) { throw backend_error("topology: the host name is not known"); }
+    if (::gethostname(text.data(), text.size() - 1) != 0) {
+        throw backend_error("topology: the host name is not known");
+    }
     return text.data();
 }
 
@@ -68,17 +70,17 @@ public:
     }
 
     /// All ranks on one node.
-    [[nodiscard]] static topology one_node(int ranks, comm::link inside = {}) {
-        return uniform(1, ranks, inside);
-    }
+    [[nodiscard]] static topology one_node(int ranks, comm::link inside = {}) { return uniform(1, ranks, inside); }
     /// Ranks 0 ... ranks_per_node - 1 on node 0, the next as many on node 1, and so on.
-    [[nodiscard]] static topology uniform(int nodes, int ranks_per_node, comm::link inside = {}, comm::link between = {},
-                                          int nics_per_node = 1) {
+    [[nodiscard]] static topology uniform(int nodes, int ranks_per_node, comm::link inside = {},
+                                          comm::link between = {}, int nics_per_node = 1) {
         require(nodes > 0 && ranks_per_node > 0,
                 [&] { return fmt::format("{} nodes of {} ranks; both must be positive", nodes, ranks_per_node); });
         layout l{{}, {}, nics_per_node, inside, between};
         l.node.reserve(static_cast<std::size_t>(nodes) * static_cast<std::size_t>(ranks_per_node));
-        for (int node = 0; node < nodes; ++node) { l.node.insert(l.node.end(), static_cast<std::size_t>(ranks_per_node), node); }
+        for (int node = 0; node < nodes; ++node) {
+            l.node.insert(l.node.end(), static_cast<std::size_t>(ranks_per_node), node);
+        }
         return topology(std::move(l));
     }
     /// Ranks that report the same host share a node; nodes are numbered by their lowest rank.
@@ -90,8 +92,8 @@ public:
     [[nodiscard]] static topology discover(C& c, comm::link inside = {}, comm::link between = {}, int nics_per_node = 1,
                                            std::string_view host = {}) {
         const std::string own = host.empty() ? host_name() : std::string(host);
-        // Two hashes: among 10^6 hosts the odds that two share both are below 10^-26.
-        const auto hosts = c.gather_control({fingerprint(0).add(own).value(), fingerprint(1).add(own).value(), 0, 0});
+        const auto bytes = as_bytes(view(own.data(), own.size()));
+        const auto hosts = c.gather_control({hash_bytes(bytes), hash_bytes(bytes, own.size()), own.size(), 0});
         std::vector<control_record> seen;
         layout l{{}, {}, nics_per_node, inside, between};
         for (const control_record& h : hosts) {
@@ -112,7 +114,8 @@ public:
     [[nodiscard]] int nic_of(int rank) const { return layout_.nic[at_rank(rank)]; }
     [[nodiscard]] bool same_node(int a, int b) const { return node_of(a) == node_of(b); }
     [[nodiscard]] std::span<const int> ranks_on(int node) const {
-        require(node >= 0 && node < nodes(), [&] { return fmt::format("node {} is not one of {} nodes", node, nodes()); });
+        require(node >= 0 && node < nodes(),
+                [&] { return fmt::format("node {} is not one of {} nodes", node, nodes()); });
         const auto n = static_cast<std::size_t>(node);
         return std::span(by_node_).subspan(first_[n], first_[n + 1] - first_[n]);
     }
@@ -154,33 +157,33 @@ public:
 private:
     layout layout_;  // complete: `nic` is filled in
     std::vector<int> local_;
-    std::vector<int> by_node_;         // ranks, node after node
-    std::vector<std::size_t> first_;   // of a node in by_node_, and the end
+    std::vector<int> by_node_;        // ranks, node after node
+    std::vector<std::size_t> first_;  // of a node in by_node_, and the end
     int largest_ = 0;
     int smallest_ = 0;
     int ranks_per_nic_ = 0;
 
-    template <class Text>
-    static void require(bool holds, Text text) {
+    template <class Text> static void require(bool holds, Text text) {
         if (!holds) { throw usage_error("topology: " + text()); }
     }
     static void check(const comm::link& l, std::string_view which) {
-        require(std::isfinite(l.latency_seconds) && l.latency_seconds >= 0, [&] {
-            return fmt::format("latency {} s {} is not a finite number >= 0", l.latency_seconds, which);
-        });
+        require(std::isfinite(l.latency_seconds) && l.latency_seconds >= 0,
+                [&] { return fmt::format("latency {} s {} is not a finite number >= 0", l.latency_seconds, which); });
         require(l.bytes_per_second > 0,
                 [&] { return fmt::format("bandwidth {} B/s {} is not positive", l.bytes_per_second, which); });
     }
     [[nodiscard]] std::size_t at_rank(int rank) const {
-        require(rank >= 0 && rank < ranks(), [&] { return fmt::format("rank {} is not one of {} ranks", rank, ranks()); });
+        require(rank >= 0 && rank < ranks(),
+                [&] { return fmt::format("rank {} is not one of {} ranks", rank, ranks()); });
         return static_cast<std::size_t>(rank);
     }
     void group_by_node() {
         std::vector<std::size_t> size;
         for (std::size_t r = 0; r < layout_.node.size(); ++r) {
             const int node = layout_.node[r];
-            require(node >= 0 && node < ranks(),
-                    [&] { return fmt::format("rank {} is on node {}; {} ranks have at most as many nodes", r, node, ranks()); });
+            require(node >= 0 && node < ranks(), [&] {
+                return fmt::format("rank {} is on node {}; {} ranks have at most as many nodes", r, node, ranks());
+            });
             const auto index = static_cast<std::size_t>(node);
             if (size.size() <= index) { size.resize(index + 1, 0); }
             local_.push_back(static_cast<int>(size[index]++));
@@ -192,7 +195,8 @@ private:
         }
         by_node_.resize(layout_.node.size());
         for (std::size_t r = 0; r < layout_.node.size(); ++r) {
-            by_node_[first_[static_cast<std::size_t>(layout_.node[r])] + static_cast<std::size_t>(local_[r])] = static_cast<int>(r);
+            by_node_[first_[static_cast<std::size_t>(layout_.node[r])] + static_cast<std::size_t>(local_[r])] =
+                static_cast<int>(r);
         }
         largest_ = static_cast<int>(*std::max_element(size.begin(), size.end()));
         smallest_ = static_cast<int>(*std::min_element(size.begin(), size.end()));
