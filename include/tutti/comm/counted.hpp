@@ -30,7 +30,9 @@ class traffic_snapshot {
 
 public:
     [[nodiscard]] constexpr traffic& operator[](collective k) noexcept { return by_kind_[static_cast<std::size_t>(k)]; }
-    [[nodiscard]] constexpr const traffic& operator[](collective k) const noexcept { return by_kind_[static_cast<std::size_t>(k)]; }
+    [[nodiscard]] constexpr const traffic& operator[](collective k) const noexcept {
+        return by_kind_[static_cast<std::size_t>(k)];
+    }
     [[nodiscard]] constexpr traffic total() const noexcept {
         traffic all;
         for (const traffic& t : by_kind_) { all = all + t; }
@@ -75,8 +77,7 @@ public:
 ///              ledger. Control traffic (duplicate, split, agree, gather_control) is not counted.
 /// Determinism  wire_bytes: exact, the same for every backend.
 /// Cost         one lock a call.
-template <decoratable C>
-class counted : public decorator<counted<C>, C> {
+template <decoratable C> class counted : public decorator<counted<C>, C> {
     using base = decorator<counted<C>, C>;
     friend base;
     std::shared_ptr<ledger> ledger_;

@@ -7,6 +7,7 @@
 #include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <cstdint>      // codes, sequence numbers
+#include <iterator>     // size
 #include <optional>     // split
 #include <span>         // colors
 #include <string_view>  // names
@@ -31,16 +32,20 @@ class operation {
 public:
     constexpr operation(collective k) noexcept : code_(static_cast<std::uint8_t>(k)) {}
     constexpr operation(control k) noexcept : code_(static_cast<std::uint8_t>(first_control + static_cast<int>(k))) {}
+    /// From what `code` gave, perhaps on another rank. Any other number is an operation called "unknown".
     [[nodiscard]] static constexpr operation of(std::uint8_t code) noexcept {
-        return code < first_control ? operation(static_cast<collective>(code))
-                                    : operation(static_cast<control>(code - first_control));
+        operation o = collective::barrier;
+        o.code_ = code;
+        return o;
     }
 
     [[nodiscard]] constexpr std::uint8_t code() const noexcept { return code_; }
     friend constexpr bool operator==(operation, operation) noexcept = default;
     [[nodiscard]] friend constexpr std::string_view name_of(operation o) noexcept {
         constexpr std::string_view controls[] = {"duplicate", "split", "gather_control"};
-        return o.code_ < first_control ? name_of(static_cast<collective>(o.code_)) : controls[o.code_ - first_control];
+        if (o.code_ < first_control) { return name_of(static_cast<collective>(o.code_)); }
+        const std::size_t k = o.code_ - std::size_t{first_control};
+        return k < std::size(controls) ? controls[k] : "unknown";
     }
 
 private:
@@ -49,7 +54,9 @@ private:
 
 /// A communicator with the byte-level door: what every backend and every decorator is.
 template <class C>
-concept decoratable = can_gather_control<C> && requires(C& c, const call& k) { c.execute(k); };
+concept decoratable = can_gather_control<C> && requires(C& c, const call& k) {
+    c.execute(k);
+};
 
 /// Forwards everything to the inner communicator. A decorator D<C> derives from decorator<D<C>, C> and brings
 ///   void execute(const call&)                          around inner().execute(call), with the same call
@@ -59,8 +66,7 @@ concept decoratable = can_gather_control<C> && requires(C& c, const call& k) { c
 /// Semantics  calls are numbered here exactly as the inner communicator would number them, so texts name the same call
 ///            with and without the decorator. Decorators nest in any order; `inner()` reaches the next one.
 /// Cost       one function call.
-template <class Derived, decoratable C>
-class decorator : public front<Derived, queue_of<C>> {
+template <class Derived, decoratable C> class decorator : public front<Derived, queue_of<C>> {
     C inner_;
 
 public:
@@ -131,8 +137,7 @@ static_assert(sleeping_clock<system_clock>);
 
 /// Sleeps until `until`, looking every 2 ms whether the family still stands.
 /// Errors  what c.synchronize() throws, aborted_error above all.
-template <communicator C, sleeping_clock K>
-void sleep_watching(C& c, K& clock, deadline until) {
+template <communicator C, sleeping_clock K> void sleep_watching(C& c, K& clock, deadline until) {
     constexpr duration slice = std::chrono::milliseconds(2);
     for (deadline now = clock.now(); now < until; now = clock.now()) {
         clock.sleep_until(std::min(until, now + slice));
