@@ -1,0 +1,140 @@
+// virtual_queue: exact virtual times of streams with events, and waits that can never end.
+#include <tutti/core/virtual_queue.hpp>  // under test
+
+#include <limits>  // bad rates
+#include <vector>  // times
+
+#include <doctest/doctest.h>  // checks
+
+namespace {
+
+using namespace tutti;
+
+// One byte a second and one flop a second: costs are seconds, and sums of small integers are exact.
+virtual_queue seconds_queue() { return virtual_queue({1, 1}); }
+
+TEST_CASE("work lasts as long as the slower of its bytes and its flops") {
+    virtual_queue q({4, 2});
+    q.charge("bytes", {.bytes = 40, .flops = 2});
+    CHECK(resolve(q.recording()) == std::vector<double>{10});
+    q.charge("flops", {.bytes = 4, .flops = 6});
+    CHECK(resolve(q.recording()) == std::vector<double>{13});
+    q.charge("nothing", {});
+    CHECK(resolve(q.recording()) == std::vector<double>{13});
+    const auto& steps = q.recording().streams.at(0);
+    REQUIRE(steps.size() == 3);
+    CHECK(steps[1].name == "flops");
+    CHECK(steps[1].what == virtual_step::kind::work);
+    CHECK(steps[1].seconds == 3);
+}
+
+TEST_CASE("streams run side by side and meet at events") {
+    virtual_queue a = seconds_queue();
+    virtual_queue b = a.sibling();
+    virtual_queue c = b.sibling();
+    a.charge("a1", {.bytes = 5});
+    const auto after_a1 = a.record();
+    a.charge("a2", {.bytes = 7});  // a ends at 12
+    b.charge("b1", {.bytes = 2});
+    b.wait(after_a1);              // 2 -> 5
+    b.charge("b2", {.bytes = 4});  // 9
+    const auto after_b2 = b.record();
+    c.wait(after_a1);
+    c.wait(after_b2);  // 9
+    c.charge("c1", {.bytes = 1});
+    c.wait(after_a1);  // long past: no time goes back
+    CHECK(resolve(a.recording()) == std::vector<double>{12, 9, 10});
+}
+
+TEST_CASE("a wait may be written before the record it waits for") {
+    // Stream 0 waits for stream 1, which is resolved after it.
+    virtual_queue a = seconds_queue();
+    virtual_queue b = a.sibling();
+    b.charge("b1", {.bytes = 3});
+    const auto e = b.record();
+    a.wait(e);
+    a.charge("a1", {.bytes = 1});
+    const auto f = a.record();
+    b.wait(f);
+    b.charge("b2", {.bytes = 1});
+    CHECK(resolve(a.recording()) == std::vector<double>{4, 5});
+}
+
+TEST_CASE("an event without work in front happens at once") {
+    virtual_queue a = seconds_queue();
+    virtual_queue b = a.sibling();
+    const auto start = a.record();
+    a.charge("a1", {.bytes = 9});
+    b.wait(start);
+    CHECK(resolve(a.recording()) == std::vector<double>{9, 0});
+    CHECK(start.ready());
+    start.wait_host(deadline{});
+}
+
+TEST_CASE("collectives of one rank last their own duration") {
+    virtual_queue a = seconds_queue();
+    a.charge_collective("all_reduce", 3, 17, 2.5);
+    CHECK(resolve(a.recording()) == std::vector<double>{2.5});
+    const virtual_step& s = a.recording().streams[0][0];
+    CHECK(s.what == virtual_step::kind::collective);
+    CHECK(s.id == 3);
+    CHECK(s.call == 17);
+}
+
+TEST_CASE("a wait that nothing ends is an error that names stream and event") {
+    virtual_queue a = seconds_queue();
+    virtual_queue b = a.sibling();
+    // Each waits for what the other records afterwards.
+    b.wait({0});
+    const auto e = a.record();
+    CHECK(e.id == 0);
+    a.wait({1});
+    const auto f = b.record();
+    CHECK(f.id == 1);
+    CHECK_NOTHROW(static_cast<void>(resolve(a.recording())));  // b waits for e, which is there; a then for f
+
+    virtual_queue c = seconds_queue();
+    virtual_queue d = c.sibling();
+    c.wait({1});
+    static_cast<void>(c.record());  // event 0, behind the wait for 1
+    d.wait({0});
+    static_cast<void>(d.record());  // event 1, behind the wait for 0
+    CHECK_THROWS_WITH_AS(static_cast<void>(resolve(c.recording())),
+                         "virtual_queue: stream 0 waits for event 1, which is never reached", usage_error);
+
+    virtual_queue own = seconds_queue();
+    own.wait({0});
+    static_cast<void>(own.record());
+    CHECK_THROWS_AS(static_cast<void>(resolve(own.recording())), usage_error);
+
+    virtual_queue never = seconds_queue();
+    never.wait({7});  // an event of another rank: this one has none
+    CHECK_THROWS_WITH_AS(static_cast<void>(resolve(never.recording())),
+                         "virtual_queue: stream 0 waits for event 7, which is never reached", usage_error);
+}
+
+TEST_CASE("rates must be positive numbers") {
+    for (const double bad : {0.0, -1.0, std::numeric_limits<double>::quiet_NaN()}) {
+        CHECK_THROWS_AS(virtual_queue({bad, 1}), usage_error);
+        CHECK_THROWS_AS(virtual_queue({1, bad}), usage_error);
+    }
+    CHECK_THROWS_WITH_AS(virtual_queue({1, 0}), "virtual_queue: rates must be positive (bytes/s 1, flops/s 0)",
+                         usage_error);
+}
+
+TEST_CASE("copies of a handle are one stream, siblings another, all on one account") {
+    virtual_queue a = seconds_queue();
+    virtual_queue copy = a;
+    virtual_queue b = a.sibling();
+    a.charge("x", {.bytes = 1});
+    copy.charge("y", {.bytes = 1});
+    b.charge("z", {.bytes = 1});
+    CHECK(resolve(a.recording()) == std::vector<double>{2, 1});
+    CHECK(b.allocate(10) == nullptr);
+    CHECK(a.account().live() == 10);
+    copy.release(nullptr, 10);
+    CHECK(a.account().live() == 0);
+    CHECK(a.account().peak() == 10);
+}
+
+}  // namespace
