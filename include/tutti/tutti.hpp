@@ -5,7 +5,11 @@
 
 #include <tutti/version.hpp>  // the version
 
+#include <tutti/comm/call.hpp>
+#include <tutti/comm/communicator.hpp>
+#include <tutti/comm/front.hpp>
 #include <tutti/comm/self.hpp>
+#include <tutti/comm/threads.hpp>
 #include <tutti/core/buffer.hpp>
 #include <tutti/core/config.hpp>
 #include <tutti/core/deadline.hpp>
@@ -21,3 +25,14 @@
 #include <tutti/core/state.hpp>
 #include <tutti/core/view.hpp>
 #include <tutti/core/virtual_queue.hpp>
+#include <tutti/optimize/adamw.hpp>
+#include <tutti/optimize/clip.hpp>
+#include <tutti/optimize/learning_rate.hpp>
+#include <tutti/optimize/optimizer.hpp>
+#include <tutti/optimize/sgd.hpp>
+#include <tutti/schedule/bucket.hpp>
+#include <tutti/schedule/lane.hpp>
+#include <tutti/schedule/ticket.hpp>
+#include <tutti/schedule/timeline.hpp>
+#include <tutti/strategy/data_parallel.hpp>
+#include <tutti/strategy/strategy.hpp>

@@ -1,0 +1,119 @@
+// adamw: Adam with decoupled weight decay, moments in master precision.
+// Needs optimize/optimizer.
+// Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2; operation order of PyTorch.
+#pragma once
+
+#include <cmath>    // sqrt, pow
+#include <limits>   // infinity
+#include <string>   // description
+
+#include <tutti/optimize/optimizer.hpp>  // optimizer_state
+
+namespace tutti::optimize {
+
+/// One pass over a segment. Aliasing: none. Cost: reads gradient, reads and writes value and both moments.
+template <floating_element T, memory M>
+struct adamw_operation {
+    static constexpr std::string_view name = "adamw";
+    using real = master_t<T>;
+    view<real, M> value;
+    view<const T, M> gradient;
+    view<real, M> first;
+    view<real, M> second;
+    real gradient_factor;
+    real keep;                 ///< 1 - learning rate * weight decay
+    real beta1, rest1;         ///< rest = 1 - beta
+    real beta2, rest2;
+    real step;                 ///< learning rate / (1 - beta1^t)
+    real root_correction;      ///< 1 / sqrt(1 - beta2^t)
+    real epsilon;
+
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        const auto n = static_cast<double>(value.size());
+        return {n * static_cast<double>(sizeof(T) + 6 * sizeof(real)), 15 * n};
+    }
+    void operator()() const {
+        // In blocks, because gradients of another type are converted first: the rooted loop could not inline that.
+        constexpr std::size_t block = 1024;
+        real converted[block];
+        for (std::size_t first_of = 0; first_of < value.size(); first_of += block) {
+            const std::size_t n = value.size() - first_of < block ? value.size() - first_of : block;
+            if constexpr (std::same_as<T, real>) { update(first_of, n, gradient.data() + first_of); }
+            else {
+                for (std::size_t i = 0; i < n; ++i) { converted[i] = static_cast<real>(gradient.data()[first_of + i]); }
+                update(first_of, n, converted);
+            }
+        }
+    }
+
+private:
+    TUTTI_EXACT_ROOT void update(std::size_t first_of, std::size_t n, const real* __restrict g) const {
+        TUTTI_EXACT_BODY
+        // Restricted instead of TUTTI_INDEPENDENT: clang warns where errno keeps it from vectorizing as that demands.
+        real* const __restrict x = value.data() + first_of;
+        real* const __restrict m = first.data() + first_of;
+        real* const __restrict v = second.data() + first_of;
+        const adamw_operation k = *this;  // constants in registers: stores through x, m, v cannot change them
+        for (std::size_t i = 0; i < n; ++i) {
+            const real d = k.gradient_factor * g[i];
+            m[i] = k.beta1 * m[i] + k.rest1 * d;
+            v[i] = k.beta2 * v[i] + k.rest2 * (d * d);
+            real root = 0;
+            if constexpr (std::same_as<real, float>) { root = __builtin_sqrtf(v[i]); } else { root = __builtin_sqrt(v[i]); }
+            x[i] = k.keep * x[i] - k.step * (m[i] / (root * k.root_correction + k.epsilon));
+        }
+    }
+};
+
+/// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  x = (1 - lr wd) x - lr m' / (sqrt(v') + eps), m' and v' bias-corrected.
+///
+/// Semantics    decay is decoupled (not part of the gradient) and skips segments with decay off. Powers and corrections are
+///              computed in double, the elementwise part in master_t<T>; epsilon stands outside the root.
+/// Determinism  elementwise: no result depends on how elements are segmented.
+/// Cost         one pass; sizeof(T) + 6 sizeof(master) bytes and 15 flops an element.
+/// Errors       usage_error for betas outside [0, 1), negative or non-finite epsilon, decay or learning rate, sizes that differ.
+struct adamw {
+    static constexpr std::string_view name = "adamw";
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double epsilon = 1e-8;
+    double weight_decay = 0.01;
+
+    void validate() const {
+        constexpr double infinity = std::numeric_limits<double>::infinity();
+        detail::expect_between(name, "beta1", beta1, 0, 1);
+        detail::expect_between(name, "beta2", beta2, 0, 1);
+        detail::expect_between(name, "epsilon", epsilon, 0, infinity);
+        detail::expect_between(name, "weight_decay", weight_decay, 0, infinity);
+    }
+    [[nodiscard]] std::string describe() const {
+        return fmt::format("adamw(beta1 {}, beta2 {}, epsilon {}, weight_decay {})", beta1, beta2, epsilon, weight_decay);
+    }
+
+    template <floating_element T, queue Q>
+    [[nodiscard]] optimizer_state<T, Q> make_state(Q q, std::size_t elements) const {
+        return {q, elements, {"first_moment", "second_moment"}};
+    }
+
+    template <floating_element T, queue Q>
+    void update(Q q, view<master_t<T>, typename Q::memory_type> value, view<const T, typename Q::memory_type> gradient,
+                optimizer_state<T, Q>& state, std::span<const segment> segments, step_values now) const {
+        using real = master_t<T>;
+        detail::expect_update_sizes(name, value.size(), gradient.size(), state[0].size(), segments);
+        detail::expect_step_values(name, now);
+        const auto t = static_cast<double>(state.advance(q));
+        const double correction1 = 1 - std::pow(beta1, t);
+        const double correction2 = 1 - std::pow(beta2, t);
+        for (const segment& s : segments) {
+            const double decay = s.decay ? weight_decay : 0;
+            run(q, adamw_operation<T, typename Q::memory_type>{
+                       value.sub(s.first, s.count), gradient.sub(s.first, s.count), state[0].sub(s.first, s.count),
+                       state[1].sub(s.first, s.count), static_cast<real>(now.gradient_factor),
+                       static_cast<real>(1 - now.learning_rate * decay), static_cast<real>(beta1), static_cast<real>(1 - beta1),
+                       static_cast<real>(beta2), static_cast<real>(1 - beta2), static_cast<real>(now.learning_rate / correction1),
+                       static_cast<real>(1 / std::sqrt(correction2)), static_cast<real>(epsilon)});
+        }
+    }
+};
+
+}  // namespace tutti::optimize

@@ -1,0 +1,109 @@
+// sgd: stochastic gradient descent with momentum, optionally Nesterov's, and L2 decay.
+// Needs optimize/optimizer. Conventions are PyTorch's.
+// Source: Sutskever et al., On the importance of initialization and momentum in deep learning, ICML 2013, section 2.
+#pragma once
+
+#include <limits>  // infinity
+#include <string>  // description
+
+#include <tutti/optimize/optimizer.hpp>  // optimizer_state
+
+namespace tutti::optimize {
+
+/// One pass over a segment. Aliasing: none. `velocity` is empty when momentum is 0.
+template <floating_element T, memory M>
+struct sgd_operation {
+    static constexpr std::string_view name = "sgd";
+    using real = master_t<T>;
+    view<real, M> value;
+    view<const T, M> gradient;
+    view<real, M> velocity;
+    real gradient_factor;
+    real decay;
+    real momentum;
+    real learning_rate;
+    bool nesterov;
+
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        const auto n = static_cast<double>(value.size());
+        const double state = velocity.empty() ? 2 : 4;
+        return {n * (static_cast<double>(sizeof(T)) + state * static_cast<double>(sizeof(real))), (velocity.empty() ? 5 : 9) * n};
+    }
+    TUTTI_EXACT void operator()() const {
+        TUTTI_EXACT_BODY
+        real* const x = value.data();
+        const T* const g = gradient.data();
+        real* const u = velocity.data();
+        const std::size_t n = value.size();
+        const sgd_operation k = *this;
+        if (velocity.empty()) {
+            TUTTI_INDEPENDENT
+            for (std::size_t i = 0; i < n; ++i) {
+                x[i] = x[i] - k.learning_rate * (k.gradient_factor * static_cast<real>(g[i]) + k.decay * x[i]);
+            }
+        } else if (k.nesterov) {
+            TUTTI_INDEPENDENT
+            for (std::size_t i = 0; i < n; ++i) {
+                const real d = k.gradient_factor * static_cast<real>(g[i]) + k.decay * x[i];
+                u[i] = k.momentum * u[i] + d;
+                x[i] = x[i] - k.learning_rate * (d + k.momentum * u[i]);
+            }
+        } else {
+            TUTTI_INDEPENDENT
+            for (std::size_t i = 0; i < n; ++i) {
+                const real d = k.gradient_factor * static_cast<real>(g[i]) + k.decay * x[i];
+                u[i] = k.momentum * u[i] + d;
+                x[i] = x[i] - k.learning_rate * u[i];
+            }
+        }
+    }
+};
+
+/// d = g + wd x;  u = momentum u + d;  x = x - lr u,  or with Nesterov  x = x - lr (d + momentum u).
+///
+/// Semantics    as torch.optim.SGD without dampening: decay is L2, part of the gradient and so of the momentum (decoupled
+///              decay is adamw's); it skips segments with decay off. The learning rate stands outside the velocity.
+/// Determinism  elementwise: no result depends on how elements are segmented.
+/// Cost         one pass; sizeof(T) + 4 sizeof(master) bytes and 9 flops an element; without momentum no state, and 2 and 5.
+/// Errors       usage_error for momentum outside [0, 1), negative or non-finite decay or learning rate, Nesterov without
+///              momentum, sizes that differ.
+struct sgd {
+    static constexpr std::string_view name = "sgd";
+    double momentum = 0.9;
+    double weight_decay = 0;
+    bool nesterov = false;
+
+    void validate() const {
+        detail::expect_between(name, "momentum", momentum, 0, 1);
+        detail::expect_between(name, "weight_decay", weight_decay, 0, std::numeric_limits<double>::infinity());
+        if (nesterov && momentum == 0) { throw usage_error("sgd: nesterov needs a momentum"); }
+    }
+    [[nodiscard]] std::string describe() const {
+        return fmt::format("sgd(momentum {}, weight_decay {}, nesterov {})", momentum, weight_decay, nesterov);
+    }
+
+    template <floating_element T, queue Q>
+    [[nodiscard]] optimizer_state<T, Q> make_state(Q q, std::size_t elements) const {
+        if (momentum == 0) { return {q, 0, {}}; }
+        return {q, elements, {"velocity"}};
+    }
+
+    template <floating_element T, queue Q>
+    void update(Q q, view<master_t<T>, typename Q::memory_type> value, view<const T, typename Q::memory_type> gradient,
+                optimizer_state<T, Q>& state, std::span<const segment> segments, step_values now) const {
+        using real = master_t<T>;
+        using M = typename Q::memory_type;
+        const bool moving = !state.moments().empty();
+        detail::expect_update_sizes(name, value.size(), gradient.size(), moving ? state[0].size() : value.size(), segments);
+        detail::expect_step_values(name, now);
+        state.advance(q);
+        for (const segment& s : segments) {
+            run(q, sgd_operation<T, M>{value.sub(s.first, s.count), gradient.sub(s.first, s.count),
+                                       moving ? state[0].sub(s.first, s.count) : view<real, M>{}, static_cast<real>(now.gradient_factor),
+                                       static_cast<real>(s.decay ? weight_decay : 0), static_cast<real>(momentum),
+                                       static_cast<real>(now.learning_rate), nesterov});
+        }
+    }
+};
+
+}  // namespace tutti::optimize

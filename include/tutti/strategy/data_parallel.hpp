@@ -1,0 +1,330 @@
+// data_parallel<Comm, Optimizer, T>: every rank holds the whole model; gradients are averaged in buckets during backward.
+// Needs schedule/lane, schedule/bucket, optimize and a communicator. `local` is the same over a communicator of one rank.
+// Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020, section 3.
+#pragma once
+
+#include <cmath>    // isfinite
+#include <cstdint>  // steps
+#include <memory>   // pieces shared with the lane
+#include <optional> // optimizer state exists from attach on
+#include <span>     // state
+#include <string>   // names
+#include <utility>  // move
+#include <vector>   // buckets
+
+#include <tutti/comm/communicator.hpp>               // communicator, can_all_reduce
+#include <tutti/comm/self.hpp>                       // local
+#include <tutti/core/buffer.hpp>                     // storage
+#include <tutti/core/elementwise.hpp>                // fill, copy
+#include <tutti/optimize/clip.hpp>                   // global_norm
+#include <tutti/optimize/optimizer.hpp>              // optimizer
+#include <tutti/schedule/bucket.hpp>                 // plan_buckets
+#include <tutti/schedule/lane.hpp>                   // lane
+#include <tutti/strategy/detail/micro_batches.hpp>   // micro_batch_order
+#include <tutti/strategy/detail/parameter_list.hpp>  // expect_valid, agree_on
+#include <tutti/strategy/strategy.hpp>               // parameter
+
+namespace tutti::strategy {
+
+struct data_parallel_options {
+    /// Gradients are sent in messages of about this size: small enough to start early, large enough for bandwidth.
+    std::size_t bucket_bytes = std::size_t{4} << 20;
+    duration timeout = 2 * default_timeout();  ///< of waits for the lane, see lane_options
+    schedule::timeline* trace = nullptr;       ///< records collectives, waits and steps; must outlive the strategy
+    int trace_rank = -1;                       ///< process of the trace; -1: the communicator's rank
+};
+
+/// Plain data parallelism.
+///
+/// Semantics    attach broadcasts rank 0's initial values. Buckets are all-reduced (mean over ranks, in T) on a lane during
+///              the backward pass of the last micro-batch: bucket k as soon as buckets 0..k are complete, so that the order
+///              of launches is the plan's on every rank, whatever the order of gradient_ready. The gradient is clipped by
+///              its global norm inside the update. A norm that is not finite skips the step on all ranks.
+///              An error inside attach or finish ends the communicator's family, since other ranks take part.
+/// Storage      one flat gradient of T, in parameter order, unless all of the trainer's gradients lie in that order one
+///              behind the other: then that memory is used as it is. Other gradients of the trainer are packed before and
+///              unpacked (averaged) after the all_reduce, on the lane. Likewise owned() is the trainer's own memory when T
+///              is float or double and its values lie one behind the other; else a flat copy in master_t<T>, which
+///              publish() rounds into the values.
+/// Determinism  on deterministic backends the bits depend on data and number of ranks, not on bucket size nor timing.
+/// Cost         2(n-1)/n * sizeof(T) bytes sent per element and step; passes over memory: zero, norm, update.
+/// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish; those of
+///              the communicator from step, flush and finish.
+template <communicator C, class Optimizer, floating_element T = float>
+    requires optimize::optimizer<Optimizer, T, queue_of<C>> && comm::can_all_reduce<C, T, mean> && comm::can_broadcast<C, T>
+class data_parallel {
+    using Q = queue_of<C>;
+    using M = memory_of<C>;
+    using master = master_t<T>;
+
+public:
+    using element_type = T;
+    using memory_type = M;
+    using queue_type = Q;
+
+    explicit data_parallel(C comm, Optimizer optimizer = {}, data_parallel_options options = {})
+        : queue_(comm.queue())
+        , optimizer_((optimizer.validate(), std::move(optimizer)))
+        , bucket_bytes_(options.bucket_bytes)
+        , trace_(options.trace)
+        , gradient_storage_(queue_, 0)
+        , owned_storage_(queue_, 0)
+        , norm_scratch_(queue_, 0)
+        , comm_(std::move(comm))
+        , lane_(comm_.duplicate("gradients"), {options.timeout, options.trace, options.trace_rank, "main"}) {
+        if (trace_ != nullptr) {
+            const int rank = options.trace_rank < 0 ? comm_.rank() : options.trace_rank;
+            step_track_ = trace_->track_of(rank, "steps");
+        }
+    }
+    data_parallel(data_parallel&&) = default;
+    data_parallel& operator=(data_parallel&&) = delete;  // communication in flight belongs to one object all its life
+
+    void attach(parameters<T, M>& list) {
+        order_.expect_not_attached();
+        try {
+            detail::expect_valid(list);
+            if (bucket_bytes_ < sizeof(T)) { throw usage_error(fmt::format("attach: bucket_bytes is {}", bucket_bytes_)); }
+        } catch (const usage_error& e) {
+            comm_.abort(e.what());  // the other ranks are about to wait for this one
+            throw;
+        }
+        detail::agree_on(comm_, list, fmt::format("{}, buckets of {} bytes", optimizer_.describe(), bucket_bytes_));
+        parameters_ = list;
+        std::vector<std::size_t> sizes;
+        std::vector<std::string> names;
+        for (const auto& p : parameters_) {
+            sizes.push_back(p.value.size());
+            names.push_back(p.name);
+        }
+        plan_ = schedule::plan_buckets(sizes, sizeof(T), bucket_bytes_);
+        order_.attach(std::move(names));
+        place_gradients();
+        place_values();
+        norm_scratch_ = buffer<double, Q>(queue_, optimize::norm_blocks(plan_.elements) + 1);
+        segments_ = detail::decay_segments(parameters_);
+        moments_.emplace(optimizer_.template make_state<T>(queue_, plan_.elements));
+        list_state();
+        in_flight_.resize(plan_.buckets.size());
+        missing_.resize(plan_.buckets.size());
+    }
+
+    void begin(micro_batch m) {
+        order_.begin(m);
+        if (m.index == 0) {
+            if (trace_ != nullptr) { step_begin_ = clock_type::now(); }
+            bool all_apart = true;
+            for (std::size_t i = 0; i < parameters_.size(); ++i) {
+                if (apart(i)) { fill(queue_, parameters_[i].gradient, T{}); } else { all_apart = false; }
+            }
+            if (!all_apart) { fill(queue_, gradients_, T{}); }
+        }
+        for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan_.buckets[b].count; }
+        next_bucket_ = 0;
+    }
+
+    [[nodiscard]] view<const T, M> before_use(std::size_t i) const {
+        order_.expect_index("before_use", i);
+        return parameters_[i].value;
+    }
+    void after_use(std::size_t i) const { order_.expect_index("after_use", i); }
+
+    [[nodiscard]] view<T, M> gradient(std::size_t i) const {
+        order_.expect_index("gradient", i);
+        return apart(i) ? parameters_[i].gradient : gradients_.sub(plan_.offsets[i], parameters_[i].value.size());
+    }
+
+    void gradient_ready(std::size_t i) {
+        order_.ready(i);
+        if (!order_.last()) { return; }
+        --missing_[plan_.bucket_of[i]];
+        for (; next_bucket_ < missing_.size() && missing_[next_bucket_] == 0; ++next_bucket_) { launch(next_bucket_); }
+    }
+
+    step_result step(hyper h) {
+        const step_result result = update(h);
+        publish();
+        if (trace_ != nullptr) { trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, clock_type::now()); }
+        return result;
+    }
+
+    /// Averages, clips and applies the gradients to owned(). Errors: as step.
+    step_result update(hyper h) {
+        if (!(h.clip_norm >= 0)) { throw usage_error(fmt::format("step: clip_norm is {}", h.clip_norm)); }
+        if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
+            throw usage_error(fmt::format("step: learning rate is {}", h.learning_rate));
+        }
+        order_.step();
+        for (const auto& t : in_flight_) { t.wait(queue_); }
+        step_result result;
+        result.norm = optimize::global_norm(queue_, view<const T, M>(gradients_), 0, plan_.elements, norm_scratch_.view(),
+                                            [this](view<double, M> x) { sum_over_shards(x); });
+        result.skipped = !std::isfinite(result.norm);
+        if (result.skipped) { ++skipped_; }
+        else {
+            optimizer_.update(queue_, owned_, view<const T, M>(gradients_), *moments_, segments_,
+                              {h.learning_rate, optimize::clip_factor(result.norm, h.clip_norm)});
+        }
+        return result;
+    }
+
+    /// owned() -> the trainer's values; nothing to do where they are the same memory.
+    void publish() {
+        order_.expect_attached("publish");
+        if (owned_storage_.size() == 0) { return; }
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            const auto& value = parameters_[i].value;
+            copy(queue_, owned_.sub(plan_.offsets[i], value.size()), value);
+        }
+    }
+
+    [[nodiscard]] view<master, M> owned() const {
+        order_.expect_attached("owned");
+        return owned_;
+    }
+    /// Every rank owns all elements: there is nothing to add.
+    void sum_over_shards(view<double, M>) const noexcept {}
+
+    void flush() {
+        lane_.drain();
+        comm_.synchronize();
+    }
+
+    void finish() {
+        order_.finish();
+        flush();
+        const buffer<std::uint64_t, Q> hash(queue_, 1);
+        run(queue_, detail::hash_operation<M>{as_bytes(view<const master, M>(owned_)), hash.view()});
+        comm_.agree(fetch(queue_, hash.view(), std::uint64_t{0}), "finish: parameters");
+    }
+
+    [[nodiscard]] std::span<const state_entry<M>> state() const {
+        order_.expect_attached("state");
+        return state_;
+    }
+    void restored() {
+        order_.expect_attached("restored");
+        moments_->restored(queue_);
+        publish();
+    }
+
+    /// Replicas are equal between steps: the scope changes nothing.
+    struct [[nodiscard]] consensus_scope {
+        ~consensus_scope() {}  // NOLINT: marks the scope as used
+    };
+    consensus_scope consensus() const {
+        order_.expect_attached("consensus");
+        return {};
+    }
+
+    [[nodiscard]] Q queue() const { return queue_; }
+    /// Steps that were skipped because the gradient was not finite.
+    [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return skipped_; }
+    [[nodiscard]] const schedule::bucket_plan& plan() const noexcept { return plan_; }
+
+private:
+    // A gradient in the trainer's memory that has to be packed and unpacked.
+    struct piece {
+        view<T, M> theirs;
+        view<T, M> packed;
+    };
+    using pieces = std::vector<piece>;
+
+    [[nodiscard]] bool apart(std::size_t i) const { return !gradients_alias_ && !parameters_[i].gradient.empty(); }
+
+    void place_gradients() {
+        gradients_ = detail::contiguous(parameters_, &parameter<T, M>::gradient);
+        gradients_alias_ = gradients_.size() == plan_.elements && plan_.elements != 0;
+        if (!gradients_alias_) {
+            gradient_storage_ = buffer<T, Q>(queue_, plan_.elements);
+            gradients_ = gradient_storage_.view();
+        }
+        for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+            auto list = std::make_shared<pieces>();
+            const schedule::bucket& k = plan_.buckets[b];
+            for (std::size_t i = k.first; i < k.first + k.count; ++i) {
+                if (apart(i)) { list->push_back({parameters_[i].gradient, gradients_.sub(plan_.offsets[i], parameters_[i].value.size())}); }
+            }
+            pieces_.push_back(std::move(list));
+            bucket_names_.push_back(fmt::format("all_reduce bucket {}", b));
+        }
+    }
+
+    void place_values() {
+        const view<T, M> together = detail::contiguous(parameters_, &parameter<T, M>::value);
+        const bool one_run = together.size() == plan_.elements;
+        if (one_run) { comm_.broadcast(together, 0); }
+        else {
+            for (const auto& p : parameters_) { comm_.broadcast(p.value, 0); }
+        }
+        if constexpr (std::same_as<T, master>) {
+            if (one_run) {
+                owned_ = together;
+                return;
+            }
+        }
+        owned_storage_ = buffer<master, Q>(queue_, plan_.elements);
+        owned_ = owned_storage_.view();
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            copy(queue_, parameters_[i].value, owned_.sub(plan_.offsets[i], parameters_[i].value.size()));
+        }
+    }
+
+    void list_state() {
+        const auto add = [this](std::string_view what, view<master, M> all) {
+            for (std::size_t i = 0; i < parameters_.size(); ++i) {
+                const auto& p = parameters_[i];
+                auto shape = p.shape.empty() ? std::vector<std::size_t>{1} : p.shape;
+                state_.push_back(state_of(fmt::format("{}/{}", p.name, what), all.sub(plan_.offsets[i], p.value.size()), std::move(shape)));
+            }
+        };
+        add("value", owned_);
+        for (const auto& m : moments_->moments()) { add(m.name, m.values.view()); }
+        state_.push_back(state_of("optimizer/steps", moments_->counter()));
+    }
+
+    void launch(std::size_t b) {
+        const schedule::bucket& k = plan_.buckets[b];
+        in_flight_[b] = lane_.submit(bucket_names_[b], [g = gradients_.sub(k.offset, k.size), list = pieces_[b]](C& c) {
+            for (const piece& p : *list) { copy(c.queue(), p.theirs, p.packed); }
+            c.all_reduce(g, g, mean{});
+            for (const piece& p : *list) { copy(c.queue(), p.packed, p.theirs); }
+        }, queue_);
+    }
+
+    Q queue_;
+    Optimizer optimizer_;
+    std::size_t bucket_bytes_;
+    schedule::timeline* trace_;
+    schedule::timeline::track step_track_ = 0;
+    deadline step_begin_{};
+    detail::micro_batch_order order_;
+    parameters<T, M> parameters_;
+    schedule::bucket_plan plan_;
+    std::vector<std::string> bucket_names_;
+    std::vector<std::shared_ptr<const pieces>> pieces_;
+    std::vector<optimize::segment> segments_;
+    std::vector<state_entry<M>> state_;
+    std::uint64_t skipped_ = 0;
+    std::vector<std::size_t> missing_;  // by bucket: gradients that are not ready
+    std::size_t next_bucket_ = 0;
+
+    buffer<T, Q> gradient_storage_;
+    buffer<master, Q> owned_storage_;
+    buffer<double, Q> norm_scratch_;
+    view<T, M> gradients_;
+    view<master, M> owned_;
+    bool gradients_alias_ = false;
+    std::optional<optimize::optimizer_state<T, Q>> moments_;
+
+    // Last, so that destruction ends communication before the memory it uses is released.
+    C comm_;
+    schedule::lane<C> lane_;
+    std::vector<schedule::ticket<Q>> in_flight_;
+};
+
+/// One rank: an optimizer behind the strategy interface, and the inner strategy of local-update methods.
+template <class Optimizer, floating_element T = float, queue Q = host_queue>
+using local = data_parallel<comm::self<Q>, Optimizer, T>;
+
+}  // namespace tutti::strategy

@@ -1,0 +1,112 @@
+// What every strategy does with a parameter list: checks it, agrees on it over ranks, finds contiguous storage.
+// Needs strategy/strategy and a communicator with agree().
+#pragma once
+
+#include <cstdint>        // hashes
+#include <string>         // names
+#include <unordered_set>  // duplicates
+#include <vector>         // sizes
+
+#include <tutti/comm/communicator.hpp>   // communicator
+#include <tutti/core/error.hpp>          // usage_error
+#include <tutti/core/run.hpp>            // hash_operation
+#include <tutti/optimize/optimizer.hpp>  // segment
+#include <tutti/strategy/strategy.hpp>   // parameters
+
+namespace tutti::strategy::detail {
+
+/// "'h.0.weight', float32 [768, 3072], no decay"
+template <class T, memory M>
+[[nodiscard]] std::string describe(const parameter<T, M>& p) {
+    std::string shape;
+    for (const std::size_t n : p.shape) { shape += fmt::format("{}{}", shape.empty() ? "" : ", ", n); }
+    return fmt::format("'{}', {} [{}]{}", p.name, name_of(dtype_of<T>), shape, p.decay ? "" : ", no decay");
+}
+
+[[nodiscard]] inline std::uint64_t hash_text(std::string_view text) noexcept {
+    return hash_bytes(as_bytes(view<const char>(text.data(), text.size())));
+}
+
+/// Errors: usage_error naming the parameter whose name, shape or views make no sense.
+template <class T, memory M>
+void expect_valid(const parameters<T, M>& list) {
+    std::unordered_set<std::string_view> names;
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        const auto& p = list[i];
+        if (p.name.empty()) { throw usage_error(fmt::format("attach: parameter {} has no name", i)); }
+        if (!names.insert(p.name).second) { throw usage_error(fmt::format("attach: two parameters are named '{}'", p.name)); }
+        std::size_t product = 1;
+        for (const std::size_t n : p.shape) {
+            if (n != 0 && product > static_cast<std::size_t>(-1) / n) {
+                throw usage_error(fmt::format("attach: {}: the shape overflows", describe(p)));
+            }
+            product *= n;
+        }
+        if (product != p.value.size()) {
+            throw usage_error(fmt::format("attach: {}: the shape has {} elements, the value {}", describe(p), product, p.value.size()));
+        }
+        if constexpr (!std::same_as<M, phantom_memory>) {
+            if (!p.value.empty() && p.value.data() == nullptr) { throw usage_error(fmt::format("attach: {}: the value is null", describe(p))); }
+            if (!p.gradient.empty() && p.gradient.data() == nullptr) { throw usage_error(fmt::format("attach: {}: the gradient is null", describe(p))); }
+        }
+        if (!p.gradient.empty() && p.gradient.size() != p.value.size()) {
+            throw usage_error(fmt::format("attach: {}: the value has {} elements, the gradient {}", describe(p), p.value.size(), p.gradient.size()));
+        }
+    }
+}
+
+/// Collective. Errors: mismatch_error naming the first parameter in which ranks differ, and the ranks.
+template <communicator C, class T, memory M>
+void agree_on(C& comm, const parameters<T, M>& list, const std::string& setup) {
+    comm.agree(list.size(), fmt::format("attach: number of parameters (here {})", list.size()));
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        const std::string text = describe(list[i]);
+        comm.agree(hash_text(text), fmt::format("attach: parameter {} (here {})", i, text));
+    }
+    comm.agree(hash_text(setup), fmt::format("attach: setup (here {})", setup));
+}
+
+/// The one view that the given views make up in their order, or an empty view when they do not lie one behind the other.
+/// Phantom memory has no addresses: there, as with a trainer that cares, they do.
+template <class T, memory M>
+[[nodiscard]] view<T, M> contiguous(const parameters<T, M>& list, view<T, M> parameter<T, M>::*which) {
+    T* begin = nullptr;
+    std::size_t size = 0;
+    for (const auto& p : list) {
+        const view<T, M> v = p.*which;
+        if (v.size() != p.value.size()) { return {}; }  // a gradient that the strategy is to provide
+        if (v.empty()) { continue; }
+        if (size == 0) { begin = v.data(); }
+        if (v.data() != (begin == nullptr ? nullptr : begin + size)) { return {}; }
+        size += v.size();
+    }
+    return {begin, size};
+}
+
+/// out[0] = hash of `in`.
+template <memory M>
+struct hash_operation {
+    static constexpr std::string_view name = "hash";
+    view<const std::byte, M> in;
+    view<std::uint64_t, M> out;
+    [[nodiscard]] tutti::cost cost() const noexcept { return {static_cast<double>(in.size()), 0}; }
+    void operator()() const { out.data()[0] = hash_bytes({in.data(), in.size()}); }
+};
+
+/// Runs of elements with the same decay flag, as few as possible.
+template <class T, memory M>
+[[nodiscard]] std::vector<optimize::segment> decay_segments(const parameters<T, M>& list) {
+    std::vector<optimize::segment> segments;
+    std::size_t first = 0;
+    for (const auto& p : list) {
+        const std::size_t size = p.value.size();
+        if (size != 0) {
+            if (!segments.empty() && segments.back().decay == p.decay) { segments.back().count += size; }
+            else { segments.push_back({first, size, p.decay}); }
+        }
+        first += size;
+    }
+    return segments;
+}
+
+}  // namespace tutti::strategy::detail
