@@ -66,5 +66,6 @@ void train(tutti::comm::threads& comm, int rank, int ranks) {  //+
 }
 
 int main() {
-    tutti::comm::threads::launch(4, [](auto& comm) { train(comm, comm.rank(), comm.size()); });
-}  //+
+    // options would be read here
+    tutti::comm::threads::launch(4, [](auto& comm) { train(comm, comm.rank(), comm.size()); });  //+
+}

@@ -61,4 +61,7 @@ void train(int rank, int ranks) {
     if (rank == 0) { fmt::print("loss {:.4f}\n", loss); }
 }
 
-int main() { train(0, 1); }
+int main() {
+    // options would be read here
+    train(0, 1);
+}
