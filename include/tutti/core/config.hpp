@@ -10,19 +10,15 @@
 #endif
 
 // Loops whose bits are promised must not fuse a*b+c on their own. GCC wants an attribute on the function, clang a pragma
-// in its body, so such a function is written  TUTTI_EXACT void f() { TUTTI_EXACT_BODY ... }. Loops with square roots take
-// TUTTI_EXACT_ROOT: unless errno is given up GCC does not vectorize them. Such a function inlines none without it.
+// in its body, so such a function is written  TUTTI_EXACT void f() { TUTTI_EXACT_BODY ... }.
 #if defined(__clang__)
 #define TUTTI_EXACT
-#define TUTTI_EXACT_ROOT
 #define TUTTI_EXACT_BODY _Pragma("clang fp contract(off)")
 #elif defined(__GNUC__)
 #define TUTTI_EXACT __attribute__((optimize("fp-contract=off")))
-#define TUTTI_EXACT_ROOT __attribute__((optimize("fp-contract=off", "no-math-errno")))
 #define TUTTI_EXACT_BODY
 #else
 #define TUTTI_EXACT
-#define TUTTI_EXACT_ROOT
 #define TUTTI_EXACT_BODY
 #endif
 

@@ -7,7 +7,9 @@
 #include <limits>   // infinity
 #include <string>   // description
 
-#include <tutti/optimize/optimizer.hpp>  // optimizer_state
+#include <tutti/core/config.hpp>                  // TUTTI_EXACT
+#include <tutti/optimize/detail/square_root.hpp>  // square_roots
+#include <tutti/optimize/optimizer.hpp>           // optimizer_state
 
 namespace tutti::optimize {
 
@@ -32,35 +34,30 @@ struct adamw_operation {
         const auto n = static_cast<double>(value.size());
         return {n * static_cast<double>(sizeof(T) + 6 * sizeof(real)), 15 * n};
     }
-    void operator()() const {
-        // In blocks, because gradients of another type are converted first: the rooted loop could not inline that.
-        constexpr std::size_t block = 1024;
-        real converted[block];
-        for (std::size_t first_of = 0; first_of < value.size(); first_of += block) {
-            const std::size_t n = value.size() - first_of < block ? value.size() - first_of : block;
-            if constexpr (std::same_as<T, real>) { update(first_of, n, gradient.data() + first_of); }
-            else {
-                for (std::size_t i = 0; i < n; ++i) { converted[i] = static_cast<real>(gradient.data()[first_of + i]); }
-                update(first_of, n, converted);
-            }
-        }
-    }
-
-private:
-    TUTTI_EXACT_ROOT void update(std::size_t first_of, std::size_t n, const real* __restrict g) const {
+    TUTTI_EXACT void operator()() const {
         TUTTI_EXACT_BODY
-        // Restricted instead of TUTTI_INDEPENDENT: clang warns where errno keeps it from vectorizing as that demands.
-        real* const __restrict x = value.data() + first_of;
-        real* const __restrict m = first.data() + first_of;
-        real* const __restrict v = second.data() + first_of;
+        const T* const g = gradient.data();
+        real* const x = value.data();
+        real* const m = first.data();
+        real* const v = second.data();
         const adamw_operation k = *this;  // constants in registers: stores through x, m, v cannot change them
-        for (std::size_t i = 0; i < n; ++i) {
-            const real d = k.gradient_factor * g[i];
-            m[i] = k.beta1 * m[i] + k.rest1 * d;
-            v[i] = k.beta2 * v[i] + k.rest2 * (d * d);
-            real root = 0;
-            if constexpr (std::same_as<real, float>) { root = __builtin_sqrtf(v[i]); } else { root = __builtin_sqrt(v[i]); }
-            x[i] = k.keep * x[i] - k.step * (m[i] / (root * k.root_correction + k.epsilon));
+        // Roots in a pass of their own over blocks that stay in cache: a loop that holds one does not vectorize.
+        constexpr std::size_t block = 512;
+        real root[block];
+        const std::size_t size = value.size();
+        for (std::size_t begin = 0; begin < size; begin += block) {
+            const std::size_t end = size - begin < block ? size : begin + block;
+            TUTTI_INDEPENDENT
+            for (std::size_t i = begin; i < end; ++i) {
+                const real d = k.gradient_factor * static_cast<real>(g[i]);
+                m[i] = k.beta1 * m[i] + k.rest1 * d;
+                v[i] = k.beta2 * v[i] + k.rest2 * (d * d);
+            }
+            detail::square_roots(v + begin, root, end - begin);
+            TUTTI_INDEPENDENT
+            for (std::size_t i = begin; i < end; ++i) {
+                x[i] = k.keep * x[i] - k.step * (m[i] / (root[i - begin] * k.root_correction + k.epsilon));
+            }
         }
     }
 };
