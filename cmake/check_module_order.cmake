@@ -1,6 +1,7 @@
 # cmake -DINCLUDE_DIR=<include> -P check_module_order.cmake
 # Fails, naming each offense, when a header under <include>/tutti includes a module above its own, when a module is not
-# known here, when anything outside comm/mpi.hpp includes MPI, or when a .hpp includes CUDA.
+# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, when a .hpp includes CUDA, or when the
+# umbrella leaves out a public header.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -19,6 +20,7 @@ set(may_include_simulate plan schedule ${may_include_schedule} comm/cost)
 
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 set(offenses "")
+file(READ ${INCLUDE_DIR}/tutti/tutti.hpp umbrella)
 file(GLOB_RECURSE headers RELATIVE ${INCLUDE_DIR}/tutti ${INCLUDE_DIR}/tutti/*.hpp ${INCLUDE_DIR}/tutti/*.cuh)
 if(NOT headers)
   message(FATAL_ERROR "no header under '${INCLUDE_DIR}/tutti'")
@@ -30,6 +32,12 @@ foreach(header IN LISTS headers)
     if(NOT DEFINED may_include_${module})
       string(APPEND offenses "${header}: module '${module}' has no place in the order\n")
       continue()
+    endif()
+  endif()
+  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/mpi[_.]|^tutti\\.hpp$")
+    string(FIND "${umbrella}" "#include <tutti/${header}>" position)
+    if(position EQUAL -1)
+      string(APPEND offenses "${header}: is missing in tutti.hpp\n")
     endif()
   endif()
   # Headers at the top: version.hpp includes nothing, the umbrella any module.

@@ -55,6 +55,7 @@ endfunction()
 function(tutti_add_skipped_test)
   cmake_parse_arguments(PARSE_ARGV 0 arg "" "NAME;REASON" "LABELS")
   add_test(NAME ${arg_NAME} COMMAND ${CMAKE_COMMAND} -E echo "skipped: ${arg_REASON}")
+  message(STATUS "test ${arg_NAME} is skipped: ${arg_REASON}")
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" SKIP_REGULAR_EXPRESSION "skipped: ")
 endfunction()
 

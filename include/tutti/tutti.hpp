@@ -5,11 +5,7 @@
 
 #include <tutti/version.hpp>  // the version
 
-#include <tutti/comm/call.hpp>
-#include <tutti/comm/communicator.hpp>
-#include <tutti/comm/front.hpp>
-#include <tutti/comm/self.hpp>
-#include <tutti/comm/threads.hpp>
+// core: memory, views, buffers, queues, the door, elements, reductions, random numbers, errors
 #include <tutti/core/buffer.hpp>
 #include <tutti/core/config.hpp>
 #include <tutti/core/deadline.hpp>
@@ -25,14 +21,34 @@
 #include <tutti/core/state.hpp>
 #include <tutti/core/view.hpp>
 #include <tutti/core/virtual_queue.hpp>
+
+// comm: communicators and their decorators; without MPI
+#include <tutti/comm/call.hpp>
+#include <tutti/comm/checked.hpp>
+#include <tutti/comm/communicator.hpp>
+#include <tutti/comm/cost.hpp>
+#include <tutti/comm/counted.hpp>
+#include <tutti/comm/decorator.hpp>
+#include <tutti/comm/faulty.hpp>
+#include <tutti/comm/front.hpp>
+#include <tutti/comm/self.hpp>
+#include <tutti/comm/shaped.hpp>
+#include <tutti/comm/threads.hpp>
+#include <tutti/comm/topology.hpp>
+
+// schedule: lanes, tickets, buckets, timelines
+#include <tutti/schedule/bucket.hpp>
+#include <tutti/schedule/lane.hpp>
+#include <tutti/schedule/ticket.hpp>
+#include <tutti/schedule/timeline.hpp>
+
+// optimize: optimizers, learning rates, clipping
 #include <tutti/optimize/adamw.hpp>
 #include <tutti/optimize/clip.hpp>
 #include <tutti/optimize/learning_rate.hpp>
 #include <tutti/optimize/optimizer.hpp>
 #include <tutti/optimize/sgd.hpp>
-#include <tutti/schedule/bucket.hpp>
-#include <tutti/schedule/lane.hpp>
-#include <tutti/schedule/ticket.hpp>
-#include <tutti/schedule/timeline.hpp>
+
+// strategy: what keeps replicas in step
 #include <tutti/strategy/data_parallel.hpp>
 #include <tutti/strategy/strategy.hpp>

@@ -118,8 +118,6 @@
 #define I TUTTI_POISON
 #undef J
 #define J TUTTI_POISON
-#undef K
-#define K TUTTI_POISON
 #undef L
 #define L TUTTI_POISON
 #undef N
