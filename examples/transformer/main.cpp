@@ -1,0 +1,129 @@
+// The trainer's command line: reads options and text, runs the ranks (threads, or mpirun's processes), reports.
+// Exit codes: 0 trained; 2 the user asked for something impossible (nothing was written); 1 anything else.
+#include <algorithm>   // replace
+#include <cstdio>      // stderr
+#include <cstdlib>     // getenv
+#include <filesystem>  // own sources
+#include <optional>    // exit code
+#include <string>      // messages
+#include <vector>      // paths
+
+#include <CLI/CLI.hpp>             // command line
+#include <fmt/format.h>            // messages
+#include <tutti/comm/threads.hpp>  // ranks as threads
+#if TRANSFORMER_WITH_MPI
+#include <tutti/comm/mpi.hpp>  // ranks as processes
+#endif
+
+#include "pipelines.hpp"
+
+namespace {
+
+using namespace transformer;
+
+/// mpirun's variables, by which a process knows before MPI_Init that it has siblings.
+int launcher_number(const char* of_open_mpi, const char* of_mpich, int otherwise) {
+    for (const char* const name : {of_open_mpi, of_mpich}) {
+        if (const char* const text = std::getenv(name)) { return std::atoi(text); }
+    }
+    return otherwise;
+}
+bool is_first_process() { return launcher_number("OMPI_COMM_WORLD_RANK", "PMI_RANK", 0) == 0; }
+int launched_processes() { return launcher_number("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", 1); }
+
+void print_results(const options& o, const corpus& text, const result& r) {
+    const double bits = r.validation_loss() / std::log(2.0);
+    fmt::print("{} parameters, {} bytes of text ({} to train on), {} {} ({}, {}, {})\n", r.parameters, text.size(),
+               text.training().size(), o.ranks, o.ranks == 1 ? "rank" : "ranks", o.pipeline, o.backend, o.precision);
+    fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s, exposed communication {:.1f} % of it, {} bytes sent per rank and step\n",
+               o.steps, r.total_seconds, tokens_of(o) / r.total_seconds, 100 * r.exposed_seconds / r.total_seconds,
+               r.wire_bytes_per_step);
+    fmt::print("loss {:.3f} -> {:.3f} nats per byte; validation {:.4f} nats per byte, {:.3f} bits per byte\n",
+               r.training.front().second, r.training.back().second, r.validation_loss(), bits);
+    std::string sample = r.sample;
+    for (char& c : sample) {
+        if (c != '\n' && (c < ' ' || c > '~')) { c = '?'; }  // half-learned UTF-8 would confuse the terminal
+    }
+    fmt::print("---- the model writes ----\n{}\n--------------------------\n", sample);
+    fmt::print("report   {}\ntrace    {}  (open it in https://ui.perfetto.dev)\npicture  {}\n", o.report, o.trace, o.plot);
+}
+
+template <class Comm>
+void run_rank(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+    const result r = o.precision == "double" ? pipelines_known::run<double>(world, o, text, origin)
+                                             : pipelines_known::run<float>(world, o, text, origin);
+    if (world.rank() != 0) { return; }
+    write_results(o, r);
+    if (!o.quiet) { print_results(o, text, r); }
+}
+
+/// This project's own sources: real text that is always there.
+std::vector<std::string> own_sources() {
+    std::vector<std::string> paths;
+    for (const char* const part : {"README.md", "include", "tests", "bench", "examples"}) {
+        const std::string path = std::string(TUTTI_SOURCE_DIR "/") + part;
+        if (std::filesystem::exists(path)) { paths.push_back(path); }
+    }
+    return paths;
+}
+
+/// All that can be refused, in an order that answers the cheap questions first.
+corpus prepare(options& o, int processes) {
+    complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
+    corpus text(read_text(o.data.empty() ? own_sources() : o.data), o.model.context);
+    one_thread_per_rank();
+    return text;
+}
+
+void run_threads(options& o) {
+    if (launched_processes() > 1) {
+        throw bad_input(fmt::format("--backend: 'threads' under mpirun would train {} times over; use --backend mpi",
+                                    launched_processes()));
+    }
+    const corpus text = prepare(o, 0);
+    const tutti::deadline origin = tutti::clock_type::now();
+    tutti::comm::threads::launch(o.ranks, [&](tutti::comm::threads& world) { run_rank(world, o, text, origin); });
+}
+
+/// Parses the command line. Returns the exit code when there is nothing to run.
+std::optional<int> parse(int argc, char** argv, options& o) {
+    CLI::App app("Trains a decoder-only transformer on bytes, over ranks that are threads or MPI processes.", "transformer");
+    declare(app, o, pipelines_known::help());
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::CallForHelp&) {
+        if (is_first_process()) { fmt::print("{}", app.help()); }
+        return 0;
+    } catch (const CLI::ParseError& e) { throw bad_input(e.what()); }
+    if (!pipelines_known::has(o.pipeline)) {
+        throw bad_input(fmt::format("--pipeline: '{}' is not one of {}", o.pipeline, pipelines_known::names()));
+    }
+    return std::nullopt;
+}
+
+int complain(const char* what, int code) {
+    std::string line = what;  // one line, whatever a library wrote
+    std::replace(line.begin(), line.end(), '\n', ' ');
+    if (is_first_process() || code == 1) { fmt::print(stderr, "transformer: {}\n", line); }
+    return code;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    try {
+        options o;
+        if (const auto code = parse(argc, argv, o)) { return *code; }
+        if (o.backend == "threads") { run_threads(o); }
+#if TRANSFORMER_WITH_MPI
+        else if (o.backend == "mpi") { run_mpi(o); }
+#endif
+        else {
+            throw bad_input(fmt::format("--backend: '{}' is not one of {}", o.backend,
+                                        TRANSFORMER_WITH_MPI ? "threads, mpi" : "threads (this build found no MPI)"));
+        }
+    } catch (const bad_input& e) { return complain(e.what(), 2); } catch (const std::exception& e) {
+        return complain(e.what(), 1);
+    }
+    return 0;
+}

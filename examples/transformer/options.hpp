@@ -1,0 +1,143 @@
+// What the user may choose, and the checks that everything chosen can be done.
+// Needs CLI11. A bad value is one line on stderr and exit code 2, before anything is written.
+#pragma once
+
+#include <cmath>       // isfinite
+#include <cstdint>     // seed
+#include <filesystem>  // default paths
+#include <string>      // names
+#include <vector>      // data paths
+
+#include <CLI/CLI.hpp>               // command line
+#include <tutti/optimize/adamw.hpp>  // optimizer
+#include <unistd.h>                  // access
+
+#include "data.hpp"
+
+namespace transformer {
+
+struct options {
+    std::vector<std::string> data;  // files and folders
+    int ranks = 0;                  // 0: as many as the backend has, or the default
+    std::string backend = "threads";
+    std::string pipeline = "ddp";
+    int steps = 2000;
+    int batch = 12;       // sequences of all ranks together
+    int micro_batch = 0;  // sequences a rank computes at a time; 0: as many as keep its activations in cache
+    configuration model;
+    double learning_rate = 1e-3;
+    std::uint64_t seed = 1;
+    std::string precision = "float";
+    int eval_every = 500;
+    std::string report = "run/report.json";
+    std::string trace;  // empty: beside the report
+    std::string plot;   // empty: beside the report
+    bool quiet = false;
+
+    // nanoGPT's schedule and AdamW: linear warm-up, cosine to a tenth; weight decay on matrices; clipping by the global norm.
+    [[nodiscard]] int warmup_steps() const { return std::min(100, steps / 10); }
+    [[nodiscard]] double final_learning_rate() const { return learning_rate / 10; }
+    [[nodiscard]] tutti::optimize::adamw optimizer() const {
+        return {.beta1 = 0.9, .beta2 = 0.99, .epsilon = 1e-8, .weight_decay = 0.1};
+    }
+    static constexpr double clip_norm = 1.0;
+};
+
+/// Sequences per micro-batch when the user does not say: of the divisors of a rank's part, the largest with at most 256
+/// tokens. More would push the activations out of the second-level cache and cost about a tenth of the speed.
+[[nodiscard]] inline int cached_micro_batch(int part, int context) {
+    int best = 1;
+    for (int m = 1; m <= part; ++m) {
+        if (part % m == 0 && static_cast<long>(m) * context <= 256) { best = m; }
+    }
+    return best;
+}
+
+/// Declares every option on `app`. `pipelines` is the help text's list of names, one a line.
+inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
+    const auto within = [](long least, long most) { return CLI::Range(least, most); };
+    app.add_option("--data", o.data, "text files, or folders of text files; default: this project's own sources")
+        ->type_name("PATH...");
+    app.add_option("--ranks", o.ranks, "number of ranks; default 4 threads, all of mpirun's processes, 1 for 'local'")
+        ->check(within(1, 1024));
+    app.add_option("--backend", o.backend, "threads, or mpi under mpirun")->capture_default_str();
+    app.add_option("--pipeline", o.pipeline, "how ranks work together:\n" + pipelines)->capture_default_str();
+    app.add_option("--steps", o.steps, "optimizer steps")->check(within(1, 100'000'000))->capture_default_str();
+    app.add_option("--batch", o.batch, "sequences per step, all ranks together")
+        ->check(within(1, 1'000'000))
+        ->capture_default_str();
+    app.add_option("--micro-batch", o.micro_batch,
+                   "sequences a rank computes at a time, accumulating gradients; default: up to 256 tokens")
+        ->check(within(1, 1'000'000));
+    app.add_option("--context", o.model.context, "tokens per sequence")->check(within(1, 65'536))->capture_default_str();
+    app.add_option("--layers", o.model.layers, "layers")->check(within(1, 1000))->capture_default_str();
+    app.add_option("--heads", o.model.heads, "attention heads")->check(within(1, 1000))->capture_default_str();
+    app.add_option("--width", o.model.width, "width of the residual stream")->check(within(1, 65'536))->capture_default_str();
+    app.add_option("--lr", o.learning_rate, "peak learning rate")->capture_default_str();
+    app.add_option("--seed", o.seed, "of initial weights, samples and generated text")->capture_default_str();
+    app.add_option("--precision", o.precision, "float or double")->capture_default_str();
+    app.add_option("--eval-every", o.eval_every, "steps between validations")
+        ->check(within(1, 100'000'000))
+        ->capture_default_str();
+    app.add_option("--report", o.report, "JSON report")->type_name("FILE")->capture_default_str();
+    app.add_option("--trace", o.trace, "Chrome trace for ui.perfetto.dev; default: trace.json beside the report")
+        ->type_name("FILE");
+    app.add_option("--plot", o.plot, "SVG picture of the loss; default: loss.svg beside the report")->type_name("FILE");
+    app.add_flag("--quiet", o.quiet, "print nothing but errors");
+}
+
+namespace detail {
+
+inline void require(bool holds, const std::string& otherwise) {
+    if (!holds) { throw bad_input(otherwise); }
+}
+
+/// A file that can be written later: its folder is there, or can be made.
+inline void require_writable(const char* option, const std::string& path) {
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    require(!path.empty(), fmt::format("{}: no file name given", option));
+    require(!fs::is_directory(path, ignored), fmt::format("{}: '{}' is a folder", option, path));
+    fs::path folder = fs::absolute(path).parent_path();
+    while (!fs::exists(folder, ignored) && folder.has_relative_path()) { folder = folder.parent_path(); }
+    require(fs::is_directory(folder, ignored) && ::access(folder.c_str(), W_OK) == 0,
+            fmt::format("{}: '{}' cannot be written: no permission in '{}'", option, path, folder.string()));
+}
+
+}  // namespace detail
+
+/// Fills what depends on other options and checks what spans options. `processes` is mpirun's, 0 without.
+/// Errors  bad_input.
+inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
+    using detail::require;
+    require(std::isfinite(o.learning_rate) && o.learning_rate > 0 && o.learning_rate <= 1e3,
+            fmt::format("--lr: {} is not a positive number up to 1000", o.learning_rate));
+    require(o.precision == "float" || o.precision == "double",
+            fmt::format("--precision: '{}' is not one of float, double", o.precision));
+    if (o.ranks == 0) { o.ranks = processes > 0 ? processes : pipeline_is_single_rank ? 1 : 4; }
+    require(!pipeline_is_single_rank || o.ranks == 1,
+            fmt::format("--ranks: pipeline '{}' is for 1 rank, not {}", o.pipeline, o.ranks));
+    require(processes == 0 || o.ranks == processes,
+            fmt::format("--ranks: {} asked for, but mpirun started {}", o.ranks, processes));
+    require(o.batch % o.ranks == 0, fmt::format("--batch: {} sequences cannot be divided among {} ranks", o.batch, o.ranks));
+    const int part = o.batch / o.ranks;
+    if (o.micro_batch == 0) { o.micro_batch = cached_micro_batch(part, o.model.context); }
+    require(part % o.micro_batch == 0,
+            fmt::format("--micro-batch: a rank's {} sequences cannot be divided into parts of {}", part, o.micro_batch));
+    constexpr long most_tokens = 1L << 24;  // extents of matrices are int, and so are CBLAS's
+    require(static_cast<long>(o.micro_batch) * o.model.context <= most_tokens,
+            fmt::format("--micro-batch: {} sequences of {} tokens are more than {} tokens at a time", o.micro_batch,
+                        o.model.context, most_tokens));
+    require(o.model.width % o.model.heads == 0,
+            fmt::format("--width: {} cannot be divided among {} heads", o.model.width, o.model.heads));
+    const std::filesystem::path folder = std::filesystem::path(o.report).parent_path();
+    if (o.trace.empty()) { o.trace = (folder / "trace.json").string(); }
+    if (o.plot.empty()) { o.plot = (folder / "loss.svg").string(); }
+    detail::require_writable("--report", o.report);
+    detail::require_writable("--trace", o.trace);
+    detail::require_writable("--plot", o.plot);
+    require(o.report != o.trace && o.report != o.plot && o.trace != o.plot,
+            "--report, --trace and --plot: two of them name the same file");
+}
+
+}  // namespace transformer

@@ -1,0 +1,45 @@
+// The list of pipelines: --pipeline and --help know exactly these.
+// To add one: write its file under pipelines/ (a name, a `using`, a `make`) and name it at the end of this one.
+#pragma once
+
+#include <string>       // help text
+#include <string_view>  // names
+
+#include <fmt/format.h>  // help text
+
+#include "pipelines/ddp.hpp"
+#include "pipelines/local.hpp"
+#include "train.hpp"
+
+namespace transformer {
+
+template <class... Each> struct pipeline_list {
+    /// "name  summary" lines.
+    [[nodiscard]] static std::string help() {
+        std::string text;
+        ((text += fmt::format("{:<8}{}\n", Each::name, Each::summary)), ...);
+        text.pop_back();
+        return text;
+    }
+    /// "ddp, local": for messages.
+    [[nodiscard]] static std::string names() {
+        std::string text;
+        ((text += fmt::format("{}{}", text.empty() ? "" : ", ", Each::name)), ...);
+        return text;
+    }
+    [[nodiscard]] static bool has(std::string_view name) { return ((name == Each::name) || ...); }
+    [[nodiscard]] static bool is_single_rank(std::string_view name) {
+        return ((name == Each::name && Each::single_rank) || ...);
+    }
+    /// Trains with the pipeline of that name; `name` is one that `has` knows.
+    template <class T, class Comm>
+    [[nodiscard]] static result run(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+        result r;
+        (void)((o.pipeline == Each::name && (r = train<Each, T>(world, o, text, origin), true)) || ...);
+        return r;
+    }
+};
+
+using pipelines_known = pipeline_list<pipelines::local, pipelines::ddp>;
+
+}  // namespace transformer

@@ -1,0 +1,29 @@
+// Pipeline `ddp`: every rank holds all parameters; gradients are averaged in buckets while backward still runs.
+// Needs strategy/data_parallel.
+#pragma once
+
+#include <string_view>  // name
+
+#include <tutti/optimize/adamw.hpp>          // optimizer
+#include <tutti/schedule/timeline.hpp>       // trace
+#include <tutti/strategy/data_parallel.hpp>  // data_parallel
+
+#include "options.hpp"
+
+namespace transformer::pipelines {
+
+struct ddp {
+    static constexpr std::string_view name = "ddp";
+    static constexpr std::string_view summary = "data parallel: replicas average their gradients behind backward";
+    static constexpr bool single_rank = false;
+
+    template <class T, class Comm> using strategy = tutti::strategy::data_parallel<Comm, tutti::optimize::adamw, T>;
+
+    template <class T, class Comm>
+    [[nodiscard]] static strategy<T, Comm> make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
+        // Half a megabyte: a model of a few megabytes still overlaps all but its last bucket with backward.
+        return strategy<T, Comm>(std::move(comm), o.optimizer(), {.bucket_bytes = 512 * 1024, .trace = trace});
+    }
+};
+
+}  // namespace transformer::pipelines

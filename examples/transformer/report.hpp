@@ -1,0 +1,95 @@
+// What a run leaves behind: report.json, trace.json and the picture, each written whole or not at all.
+// Needs nlohmann-json and plot.hpp. Losses are nats per token (one byte); seconds are means over ranks.
+#pragma once
+
+#include <cstdint>       // counts
+#include <filesystem>    // folders, rename
+#include <fstream>       // files
+#include <stdexcept>     // runtime_error
+#include <string>        // names
+#include <system_error>  // why a file could not be written
+
+#include <fmt/format.h>       // hash
+#include <nlohmann/json.hpp>  // report
+
+#include "options.hpp"
+#include "plot.hpp"
+
+namespace transformer {
+
+/// The same on every rank, except for the trace, which is complete on rank 0.
+struct result {
+    std::size_t parameters = 0;
+    std::uint64_t parameter_hash = 0;
+    std::uint64_t wire_bytes_per_step = 0;  // maximum over ranks, evaluation excluded
+    curve training;                         // every step, mean over ranks
+    curve validation;                       // every evaluation; the last is the run's
+    double total_seconds = 0;               // in training steps: compute + exposed communication
+    double step_median = 0;
+    double compute_seconds = 0;
+    double exposed_seconds = 0;
+    std::string sample;  // text that the trained model wrote
+    std::string trace;   // Chrome trace of all ranks
+
+    [[nodiscard]] double validation_loss() const { return validation.back().second; }
+};
+
+[[nodiscard]] inline double tokens_of(const options& o) {
+    return static_cast<double>(o.steps) * static_cast<double>(o.batch) * static_cast<double>(o.model.context);
+}
+
+[[nodiscard]] inline nlohmann::ordered_json report_of(const options& o, const result& r) {
+    nlohmann::ordered_json points = nlohmann::ordered_json::array();
+    for (const auto& [step, loss] : r.training) { points.push_back({step, loss}); }
+    const auto trained = static_cast<std::uint64_t>(tokens_of(o));
+    return {
+        {"pipeline", o.pipeline},
+        {"backend", o.backend},
+        {"device", "cpu"},
+        {"ranks", o.ranks},
+        {"parameters", r.parameters},
+        {"steps", o.steps},
+        {"tokens", trained},
+        {"tokens_per_second", tokens_of(o) / r.total_seconds},
+        {"wire_bytes_per_rank_per_step", r.wire_bytes_per_step},
+        {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
+        {"loss",
+         {{"first", r.training.front().second},
+          {"last", r.training.back().second},
+          {"validation", r.validation_loss()},
+          {"curve", std::move(points)}}},
+        {"seconds",
+         {{"total", r.total_seconds},
+          {"step_median", r.step_median},
+          {"compute", r.compute_seconds},
+          {"exposed_communication", r.exposed_seconds}}},
+    };
+}
+
+/// Through a neighbor and a rename: a reader never sees half a file, and a failure keeps the old one.
+/// Errors  runtime_error with the system's reason.
+inline void write_file(const std::string& path, const std::string& text) {
+    namespace fs = std::filesystem;
+    const fs::path folder = fs::path(path).parent_path();
+    const std::string unfinished = path + ".unfinished";
+    std::error_code failed;
+    if (!folder.empty()) { fs::create_directories(folder, failed); }
+    if (!failed) {
+        std::ofstream out(unfinished, std::ios::binary);
+        out << text;
+        out.close();
+        if (!out) { failed = std::error_code(errno, std::generic_category()); }
+    }
+    if (!failed) { fs::rename(unfinished, path, failed); }
+    if (failed) { throw std::runtime_error(fmt::format("cannot write '{}': {}", path, failed.message())); }
+}
+
+inline void write_results(const options& o, const result& r) {
+    const std::string title = fmt::format("{} on {} {} ({}): {:.0f} tokens/s", o.pipeline, o.ranks,
+                                          o.ranks == 1 ? "rank" : "ranks", o.backend, tokens_of(o) / r.total_seconds);
+    write_file(o.trace, r.trace);
+    write_file(o.plot, loss_picture(title, r.training, r.validation));
+    write_file(o.report, report_of(o, r).dump(2) + "\n");  // last: where there is a report, there is all of it
+}
+
+}  // namespace transformer

@@ -1,0 +1,224 @@
+// The training loop of one rank, over any pipeline, element type and communicator; evaluation and text generation.
+// Needs model, data, report, progress. All ranks call train() with the same options and text.
+#pragma once
+
+#include <algorithm>  // nth_element
+#include <chrono>     // step times
+#include <cmath>      // pow
+#include <memory>     // ledger
+#include <stdexcept>  // a run that diverged
+#include <vector>     // losses
+
+#include <tutti/comm/counted.hpp>            // bytes on the wire
+#include <tutti/core/partition.hpp>          // a rank's part
+#include <tutti/core/state.hpp>              // hash_bytes
+#include <tutti/optimize/learning_rate.hpp>  // schedule
+#include <tutti/schedule/timeline.hpp>       // trace, exposed communication
+
+#include "data.hpp"
+#include "model.hpp"
+#include "options.hpp"
+#include "progress.hpp"
+#include "report.hpp"
+
+namespace transformer {
+
+/// The trainer's own copy of the parameters, where a model looks for them after its strategy has finished.
+template <class T> struct published {
+    tutti::strategy::parameters<T>& parameters;
+    [[nodiscard]] tutti::view<const T> before_use(std::size_t i) const { return parameters[i].value; }
+    void after_use(std::size_t) const {}
+};
+
+/// Mean loss over the whole validation text, in windows that do not overlap; ranks share the work.
+///
+/// Semantics    collective over `world`. Every rank calls forward equally often, since before_use may communicate.
+/// Determinism  of weights, text, rank count and micro-batch size.
+template <class T, class S, class Comm>
+[[nodiscard]] double evaluate(model<T>& net, S& weights, tokens text, Comm& world) {
+    const auto length = static_cast<std::size_t>(net.config().context);
+    const std::size_t scored = text.size() - 1;  // every byte but the first
+    const std::size_t windows = scored / length;
+    const auto at_once = static_cast<std::size_t>(net.batch());
+    const auto ranks = static_cast<std::size_t>(world.size()), rank = static_cast<std::size_t>(world.rank());
+    batch b;
+    std::vector<double> losses(1, 0.0);
+    for (std::size_t turn = 0; turn * ranks * at_once < windows; ++turn) {
+        const std::size_t first = (turn * ranks + rank) * at_once;
+        b.clear();
+        for (std::size_t w = first; w < std::min(first + at_once, windows); ++w) { b.append(text, w * length, length); }
+        const bool idle = b.in.empty();
+        if (idle) { b.append(text, 0, length); }
+        const double loss = net.forward(weights, b.in, b.targets, net.config().context);
+        if (!idle) { losses[0] += loss; }
+    }
+    if (const std::size_t rest = scored % length; rest != 0) {
+        b.clear();
+        b.append(text, windows * length, rest);
+        const double loss = net.forward(weights, b.in, b.targets, static_cast<int>(rest));
+        if (rank == 0) { losses[0] += loss; }
+    }
+    world.all_reduce(tutti::view<const double>(losses), tutti::view<double>(losses), tutti::sum{});
+    return losses[0] / static_cast<double>(scored);
+}
+
+/// `count` bytes that the model writes after a newline, at temperature 0.8.
+/// Determinism  of weights and seed.
+template <class T, class S>
+[[nodiscard]] std::string generate(model<T>& net, S& weights, std::uint64_t seed, int count) {
+    const auto window = static_cast<std::size_t>(net.config().context);
+    const tutti::random_stream random = random_for(seed, purpose::sample);
+    std::vector<std::uint8_t> text{'\n'};
+    std::vector<double> weight(static_cast<std::size_t>(net.config().vocabulary));
+    for (int i = 0; i < count; ++i) {
+        const std::size_t seen = std::min(window, text.size());
+        const auto probabilities = net.predict(weights, tokens(text).last(seen));
+        double total = 0;
+        for (std::size_t v = 0; v < weight.size(); ++v) {
+            total += weight[v] = std::pow(static_cast<double>(probabilities[v]), 1 / 0.8);
+        }
+        double left = total * static_cast<double>(random.uniform(static_cast<std::uint64_t>(i)));
+        std::size_t chosen = 0;
+        while (chosen + 1 < weight.size() && left >= weight[chosen]) { left -= weight[chosen++]; }
+        text.push_back(static_cast<std::uint8_t>(chosen));
+    }
+    return {text.begin() + 1, text.end()};
+}
+
+namespace detail {
+
+[[nodiscard]] inline double median(std::vector<double> v) {
+    const auto middle = v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2);
+    std::nth_element(v.begin(), middle, v.end());
+    return *middle;
+}
+
+/// Every rank's text, by rank, on every rank.
+template <class Comm> [[nodiscard]] std::vector<std::string> gather_texts(Comm& world, const std::string& own) {
+    std::vector<std::size_t> sizes;
+    std::size_t total = 0;
+    for (const auto& record : world.gather_control({own.size(), 0, 0, 0})) {
+        sizes.push_back(static_cast<std::size_t>(record[0]));
+        total += sizes.back();
+    }
+    std::string all(total, '\0');
+    world.all_gather_v(tutti::as_bytes(tutti::view<const char>(own)), tutti::as_bytes(tutti::view<char>(all)), sizes);
+    std::vector<std::string> texts;
+    std::size_t first = 0;
+    for (const std::size_t size : sizes) {
+        texts.push_back(all.substr(first, size));
+        first += size;
+    }
+    return texts;
+}
+
+}  // namespace detail
+
+/// Trains, evaluates, and returns the result on every rank.
+///
+/// Semantics    collective over `world`, which itself carries only control, evaluation and statistics: training runs on a
+///              counted duplicate. `origin` is the traces' time zero.
+/// Determinism  losses depend on the options other than --ranks and --micro-batch only through rounding.
+/// Errors       runtime_error when a gradient is not finite; mismatch_error when ranks end with different parameters.
+template <class Pipeline, class T, class Comm>
+[[nodiscard]] result train(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+    using clock = std::chrono::steady_clock;
+    using tutti::schedule::scoped_span;
+
+    tutti::schedule::timeline trace(origin);
+    const auto track = trace.track_of(world.rank(), "main");
+    tutti::comm::counted<Comm> training(world.duplicate("training"));
+    const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
+
+    model<T> net(o.model, o.micro_batch, o.seed);
+    auto strategy = Pipeline::template make<T>(std::move(training), o, &trace);
+    strategy.attach(net.parameters());
+
+    const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
+                                                              .minimum = o.final_learning_rate(),
+                                                              .warmup = static_cast<std::uint64_t>(o.warmup_steps()),
+                                                              .end = static_cast<std::uint64_t>(o.steps)});
+    const int part = o.batch / o.ranks;
+    const int micro_batches = part / o.micro_batch;
+    const T scale = static_cast<T>(1.0 / (static_cast<double>(part) * o.model.context));
+    const auto first_of = [&](int step, int m) {  // global index of the first sample of a micro-batch
+        return static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(o.batch) +
+               static_cast<std::uint64_t>(world.rank() * part + m * o.micro_batch);
+    };
+
+    result r;
+    r.parameters = net.parameter_count();
+    std::vector<double> losses(static_cast<std::size_t>(o.steps));  // this rank's, then the mean over ranks
+    std::vector<double> step_seconds;
+    batch b;
+    progress shown(o.steps, static_cast<double>(o.batch) * o.model.context, o.quiet || world.rank() != 0);
+    const std::uint64_t sent_before = wire->total().bytes;
+    std::uint64_t sent_by_evaluation = 0;
+
+    for (int step = 0; step < o.steps; ++step) {
+        double loss = 0;
+        const auto begin = clock::now();
+        for (int m = 0; m < micro_batches; ++m) {
+            strategy.begin({m, micro_batches});
+            draw(b, text.training(), o.seed, first_of(step, m), static_cast<std::size_t>(o.micro_batch), o.model.context);
+            {
+                const scoped_span forward(&trace, track, "forward");
+                loss += net.forward(strategy, b.in, b.targets, o.model.context);
+            }
+            const scoped_span backward(&trace, track, "backward");
+            net.backward(strategy, b.in, b.targets, o.model.context, scale);
+        }
+        const auto stepped =
+            strategy.step({.learning_rate = rate(static_cast<std::uint64_t>(step)), .clip_norm = o.clip_norm});
+        step_seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
+        if (stepped.skipped) {  // on all ranks at once
+            throw std::runtime_error(fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
+        }
+        loss /= static_cast<double>(part) * o.model.context;
+        losses[static_cast<std::size_t>(step)] = loss;
+        shown.step(step + 1, loss, step_seconds.back(), [&] { return trace.exposed(world.rank()); });
+
+        if ((step + 1) % o.eval_every == 0 && step + 1 < o.steps) {
+            const scoped_span evaluation(&trace, track, "evaluate");
+            strategy.flush();
+            const std::uint64_t sent = wire->total().bytes;
+            const auto common = strategy.consensus();
+            r.validation.emplace_back(step + 1, evaluate(net, strategy, text.validation(), world));
+            sent_by_evaluation += wire->total().bytes - sent;
+            shown.note(fmt::format("step {}: validation {:.4f} nats per byte", step + 1, r.validation.back().second));
+        }
+    }
+    strategy.flush();
+    const std::uint64_t sent = wire->total().bytes - sent_before - sent_by_evaluation;
+    double exposed = 0;
+    for (const auto& step : trace.steps(world.rank())) { exposed += step.exposed; }
+
+    strategy.finish();
+    r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(net.values()));
+    world.agree(r.parameter_hash, "parameters after training");
+    published<T> weights{net.parameters()};
+    r.validation.emplace_back(o.steps, evaluate(net, weights, text.validation(), world));
+    if (world.rank() == 0 && !o.quiet) { r.sample = generate(net, weights, o.seed, 400); }
+
+    const auto mean = [&](std::vector<double> v) {
+        world.all_reduce(tutti::view<const double>(v), tutti::view<double>(v), tutti::sum{});
+        for (double& x : v) { x /= o.ranks; }
+        return v;
+    };
+    losses = mean(std::move(losses));
+    for (int step = 0; step < o.steps; ++step) { r.training.emplace_back(step + 1, losses[static_cast<std::size_t>(step)]); }
+    double total = 0;
+    for (const double s : step_seconds) { total += s; }
+    const auto seconds = mean({total, exposed, detail::median(step_seconds)});
+    r.total_seconds = seconds[0];
+    r.exposed_seconds = seconds[1];
+    r.compute_seconds = seconds[0] - seconds[1];
+    r.step_median = seconds[2];
+    for (const auto& record : world.gather_control({sent / static_cast<std::uint64_t>(o.steps), 0, 0, 0})) {
+        r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
+    }
+    r.trace = tutti::schedule::timeline::document(detail::gather_texts(world, trace.events()));
+    return r;
+}
+
+}  // namespace transformer

@@ -1,0 +1,153 @@
+// The same run on 1, 2, 3 and 4 ranks, in one micro-batch or several, with or without communication: the same losses.
+#include <array>    // rank counts
+#include <mutex>    // counting ranks
+#include <vector>   // tiny text
+
+#include <doctest/doctest.h>
+
+#include "training.hpp"
+
+namespace {
+
+using trainer_test::distance;
+using trainer_test::short_run;
+using trainer_test::some_text;
+using trainer_test::train_on_threads;
+
+/// For what needs no full-sized model.
+transformer::options small_run(const char* pipeline, int ranks, int steps = 20) {
+    auto o = short_run(pipeline, ranks, steps);
+    o.model = {.vocabulary = 256, .context = 64, .layers = 2, .heads = 2, .width = 32};
+    return o;
+}
+
+template <class T> constexpr double bar = std::is_same_v<T, double> ? 1e-12 : 1e-5;
+
+TEST_CASE_TEMPLATE("losses do not depend on the number of ranks", T, double, float) {
+    const auto text = some_text(64);
+    const auto alone = train_on_threads<T>(short_run("local", 1), text);
+    REQUIRE(alone.training.size() == 20);
+    CHECK(alone.training.back().second < 0.9 * alone.training.front().second);  // it learns, so the weights matter
+    CHECK(alone.wire_bytes_per_step == 0);
+    for (const int ranks : {1, 2, 3, 4}) {
+        CAPTURE(ranks);
+        const auto together = train_on_threads<T>(short_run("ddp", ranks), text);
+        CHECK(distance(together, alone) <= bar<T>);
+        // 2 (n - 1) / n of the gradients leave each rank; buckets are cut into n slices, of which a rank may miss the extra element.
+        const auto n = static_cast<std::uint64_t>(ranks);
+        const double dense = 2.0 * static_cast<double>(n - 1) / static_cast<double>(n) * static_cast<double>(together.parameters * sizeof(T));
+        CHECK(std::abs(static_cast<double>(together.wire_bytes_per_step) - dense) <= 64.0 * static_cast<double>(n * sizeof(T)));
+    }
+}
+
+TEST_CASE_TEMPLATE("losses do not depend on how a rank's part is cut into micro-batches", T, double, float) {
+    const auto text = some_text(64);
+    auto o = small_run("ddp", 2);
+    o.micro_batch = 6;
+    const auto whole = train_on_threads<T>(o, text);
+    for (const int sequences : {1, 2, 3}) {
+        CAPTURE(sequences);
+        o.micro_batch = sequences;
+        CHECK(distance(train_on_threads<T>(o, text), whole) <= bar<T>);
+    }
+}
+
+TEST_CASE("two runs are the same to the last bit; another seed is another run") {
+    const auto text = some_text(64);
+    auto o = small_run("ddp", 3);
+    const auto once = train_on_threads<float>(o, text), again = train_on_threads<float>(o, text);
+    CHECK(once.parameter_hash == again.parameter_hash);
+    CHECK(once.training == again.training);
+    CHECK(once.validation == again.validation);
+    o.seed = 2;
+    CHECK(train_on_threads<float>(o, text).parameter_hash != once.parameter_hash);
+}
+
+TEST_CASE("samples are a function of seed and global index, and cover the training text alone") {
+    using namespace transformer;
+    const auto text = some_text(16);
+    batch whole, part;
+    draw(whole, text.training(), 1, 1000, 12, 16);
+    for (const std::size_t n : {1u, 2u, 3u, 4u, 6u, 12u}) {
+        batch joined;
+        for (std::size_t r = 0; r < n; ++r) {
+            draw(part, text.training(), 1, 1000 + r * 12 / n, 12 / n, 16);
+            joined.in.insert(joined.in.end(), part.in.begin(), part.in.end());
+        }
+        CHECK(joined.in == whole.in);
+    }
+    draw(part, text.training(), 2, 1000, 12, 16);
+    CHECK(part.in != whole.in);
+    for (std::size_t i = 0; i + 1 < whole.in.size(); ++i) {
+        if (i % 16 != 15) { CHECK(whole.targets[i] == whole.in[i + 1]); }
+    }
+    // A text that just fits has two possible samples; its last byte is a target, never beyond the training part.
+    const std::vector<std::uint8_t> tiny{0, 1, 2, 3, 4, 5};
+    std::array<int, 3> seen{};
+    for (std::uint64_t i = 0; i < 200; ++i) {
+        draw(part, tokens(tiny).first(5), 1, i, 1, 3);
+        REQUIRE(part.in.front() < 2);
+        ++seen[part.in.front()];
+        CHECK(part.targets.back() == part.in.front() + 3);
+    }
+    CHECK(seen[0] > 60);
+    CHECK(seen[1] > 60);
+}
+
+TEST_CASE("validation covers the whole text once, whatever ranks, micro-batch and remainder") {
+    using namespace transformer;
+    const auto text = some_text(16);
+    // 20 windows of 16 and a rest of 7, scored one at a time, is the reference
+    const tokens validation = text.validation().first(20 * 16 + 7 + 1);
+    struct fixed {
+        tutti::strategy::parameters<double>& p;
+        tutti::view<const double> before_use(std::size_t i) { return p[i].value; }
+        void after_use(std::size_t) {}
+    };
+    const configuration c{.vocabulary = 256, .context = 16, .layers = 1, .heads = 2, .width = 16};
+    double expected = 0;
+    {
+        model<double> net(c, 1, 1);
+        fixed weights{net.parameters()};
+        for (std::size_t w = 0; w <= 20; ++w) {
+            const std::size_t length = w < 20 ? 16 : 7;
+            expected += net.forward(weights, validation.subspan(w * 16, length), validation.subspan(w * 16 + 1, length), static_cast<int>(length));
+        }
+        expected /= 20 * 16 + 7;
+    }
+    for (const int ranks : {1, 2, 3, 4}) {
+        for (const int at_once : {1, 3, 50}) {
+            CAPTURE(ranks);
+            CAPTURE(at_once);
+            tutti::comm::threads::launch(ranks, [&](tutti::comm::threads& world) {
+                model<double> net(c, at_once, 1);
+                fixed weights{net.parameters()};
+                const double loss = evaluate(net, weights, validation, world);
+                CHECK(std::abs(loss / expected - 1) < 1e-13);
+            });
+        }
+    }
+}
+
+TEST_CASE("a run that diverges ends with an error on every rank") {
+    auto o = small_run("ddp", 2, 200);
+    o.learning_rate = 1e3;  // times the weight decay: weights grow a hundredfold in a step
+    int ended = 0;
+    std::mutex mutex;
+    const auto text = some_text(64);
+    const auto run = [&] {
+        tutti::comm::threads::launch(2, [&](tutti::comm::threads& world) {
+            try {
+                (void)transformer::pipelines_known::run<float>(world, o, text, tutti::clock_type::now());
+            } catch (const std::runtime_error&) {
+                const std::lock_guard lock(mutex);
+                ++ended;
+                throw;
+            }
+        });
+    };
+    CHECK_THROWS_WITH_AS(run(), doctest::Contains("not finite"), std::runtime_error);
+    CHECK(ended == 2);
+}
+
+}  // namespace
