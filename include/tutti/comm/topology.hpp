@@ -50,8 +50,8 @@ class topology {
 public:
     /// What a topology is made from.
     struct layout {
-        std::vector<int> node;  ///< by rank
-        std::vector<int> nic;   ///< by rank; empty: a node's ranks are dealt to its NICs in blocks
+        std::vector<int> node{};  ///< by rank
+        std::vector<int> nic{};   ///< by rank; empty: a node's ranks are dealt to its NICs in blocks
         int nics_per_node = 1;
         comm::link inside{};   ///< between two ranks of a node
         comm::link between{};  ///< through one NIC
