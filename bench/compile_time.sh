@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # What `#include <tutti/tutti.hpp>` costs at -O0: the median time of a translation unit that holds nothing else, against
 # one with fmt and the standard headers that the umbrella reaches, which a user's file has anyway. The two are compiled
-# in turn, so that a change of the machine's speed meets both. Bar: 1 s more.
+# in turn, so that a change of the machine's speed meets both; processor time, so that other work does not count.
+# Bar: 1 s more.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 export LC_ALL=C
 rounds=9
 compiler=${CXX:-g++}
+TIMEFORMAT='%U %S'
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -25,12 +27,10 @@ done
 includes "${reached[@]}" | grep -v '^tutti/' | sort -u | sed 's/.*/#include <&>/' >"$work/base.cpp"
 echo '#include <tutti/tutti.hpp>' >"$work/umbrella.cpp"
 
-milliseconds() {  # of one compilation
-    local start end
-    start=$(date +%s%N)
-    "$compiler" -std=c++20 -O0 -Iinclude -c "$work/$1.cpp" -o "$work/$1.o"
-    end=$(date +%s%N)
-    echo $(((end - start) / 1000000))
+milliseconds() {  # milliseconds UNIT: of processor time for one compilation
+    # What the compiler says goes on to the terminal; the last line is the time.
+    { time "$compiler" -std=c++20 -O0 -Iinclude -c "$work/$1.cpp" -o "$work/$1.o" 2>&3; } 3>&2 2>"$work/time"
+    awk '{ printf "%d\n", ($1 + $2) * 1000 }' "$work/time"
 }
 median() { sort -n "$1" | sed -n "$(((rounds + 1) / 2))p"; }
 
@@ -43,6 +43,6 @@ done
 base=$(median "$work/base.ms") umbrella=$(median "$work/umbrella.ms")
 verdict="within the bar of 1000 ms"
 ((umbrella - base <= 1000)) || verdict="OVER the bar of 1000 ms"
-printf 'compile-time (%s, -O0, median of %d)\n' "$("$compiler" --version | head -n 1)" "$rounds"
+printf 'compile-time (%s, -O0, processor time, median of %d)\n' "$("$compiler" --version | head -n 1)" "$rounds"
 printf '  %-58s %6d ms\n' "fmt and the $(wc -l <"$work/base.cpp") headers of others it reaches" "$base" \
     "<tutti/tutti.hpp>, ${#reached[@]} headers of tutti" "$umbrella" "difference: $verdict" "$((umbrella - base))"
