@@ -27,15 +27,15 @@ done
 includes "${reached[@]}" | grep -v '^tutti/' | sort -u | sed 's/.*/#include <&>/' >"$work/base.cpp"
 echo '#include <tutti/tutti.hpp>' >"$work/umbrella.cpp"
 
-milliseconds() {  # milliseconds UNIT: of processor time for one compilation
-    # What the compiler says goes on to the terminal; the last line is the time.
-    { time "$compiler" -std=c++20 -O0 -Iinclude -c "$work/$1.cpp" -o "$work/$1.o" 2>&3; } 3>&2 2>"$work/time"
+compile() { "$compiler" -std=c++20 -O0 -Iinclude -c "$work/$1.cpp" -o "$work/$1.o"; }
+milliseconds() {  # of processor time for one compilation
+    { time compile "$1"; } 2>"$work/time"
     awk '{ printf "%d\n", ($1 + $2) * 1000 }' "$work/time"
 }
 median() { sort -n "$1" | sed -n "$(((rounds + 1) / 2))p"; }
 
-milliseconds base >/dev/null
-milliseconds umbrella >/dev/null
+compile base  # once each for the caches, and to stop here if one does not compile
+compile umbrella
 for ((i = 0; i < rounds; ++i)); do
     milliseconds base >>"$work/base.ms"
     milliseconds umbrella >>"$work/umbrella.ms"
