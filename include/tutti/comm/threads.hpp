@@ -3,9 +3,10 @@
 // endpoints for threads that exist already.
 #pragma once
 
+#include <algorithm>    // min
 #include <cstddef>      // size_t
 #include <cstring>      // memcpy
-#include <exception>    // first error
+#include <exception>    // first error, uncaught_exceptions
 #include <memory>       // channel
 #include <mutex>        // first error
 #include <optional>     // split
@@ -132,23 +133,27 @@ private:
         channel_->quiesce();
     }
     void leave() noexcept {
-        if (channel_ != nullptr) { channel_->of(rank_).left.store(true, std::memory_order_release); }
+        if (channel_ == nullptr) { return; }
+        const auto how = std::uncaught_exceptions() > 0 ? detail::presence::thrown : detail::presence::left;
+        channel_->of(rank_).owner.store(how, std::memory_order_release);
     }
 
     // Arrives, then waits for everybody.
     void meet(const call& c) {
         ++epoch_;
         channel_->arrivals.arrive(me(), epoch_);
+        deadline limit{};  // of the whole meeting
         for (std::size_t p = 0; p < ranks(); ++p) {
             if (channel_->arrivals.has_arrived(p, epoch_)) { continue; }
-            deadline limit{};
+            bool thrown = false;
             const auto give_up = [&] {
-                if (channel_->relatives->poisoned() || channel_->slots[p].left.load(std::memory_order_acquire)) {
-                    return true;
-                }
-                const deadline now = clock_type::now();
+                const auto owner = channel_->slots[p].owner.load(std::memory_order_acquire);
+                if (channel_->relatives->poisoned() || owner == detail::presence::left) { return true; }
                 if (limit == deadline{}) { limit = after(channel_->relatives->timeout); }
-                return now >= limit;
+                if (owner == detail::presence::thrown && !std::exchange(thrown, true)) {
+                    limit = std::min(limit, after(detail::cause_time));
+                }
+                return clock_type::now() >= limit;
             };
             if (!channel_->arrivals.wait(p, epoch_, detail::machine::ladder(channel_->spin_time), give_up)) {
                 explain_absence(c, p);
@@ -157,10 +162,16 @@ private:
     }
     [[noreturn]] void explain_absence(const call& c, std::size_t absent) {
         const error_context context = context_of(c, name_, rank_);
+        // In this order: a rank that fails poisons before it goes.
+        const auto owner = channel_->slots[absent].owner.load(std::memory_order_acquire);
         channel_->relatives->check(context);
-        if (channel_->slots[absent].left.load(std::memory_order_acquire)) {
+        if (owner == detail::presence::left) {
             throw mismatch_error(fmt::format("{}: rank {} has left{}", name_of(c.kind), absent, where(context)),
                                  {static_cast<int>(absent)}, context);
+        }
+        if (owner == detail::presence::thrown) {
+            channel_->relatives->poison(fmt::format("rank {} was left by an exception", absent));
+            channel_->relatives->raise(context);
         }
         std::vector<int> missing;
         for (std::size_t p = 0; p < ranks(); ++p) {
@@ -184,16 +195,20 @@ private:
             pull(c);
             return;
         }
+        std::optional<mismatch_error> disagreement;  // thrown behind the second meeting: all ranks find it
         {
             const detail::data_phase phase(*channel_, rank_, [&] { return context_of(c, name_, rank_); });
             for (std::size_t p = 0; p < ranks(); ++p) { rows_[p] = letter_of(p).head.in; }
             if (c.kind == collective::all_reduce || c.kind == collective::reduce) {
                 detail::reduce_slice(c, me(), rows_, [&](std::size_t p) { return letter_of(p).head.out; });
             } else {
-                pull(c);
+                // The tables of all_to_all_v lie in user memory, as the data does.
+                if (c.kind == collective::all_to_all_v) { disagreement = compare_tables(c); }
+                if (!disagreement) { pull(c); }
             }
         }
         meet(c);
+        if (disagreement) { throw *disagreement; }
     }
     void pull(const call& c) {
         detail::pull(c, me(), rows_, [&](std::size_t p) { return letter_of(p).head.send_counts; });
@@ -204,11 +219,15 @@ private:
         const detail::posted& mine = letter_of(me()).head;
         bool same = true;
         for (std::size_t p = 0; p < ranks(); ++p) { same = same && letter_of(p).head.agrees_with(mine); }
-        if (same && c.kind != collective::all_to_all_v) { return; }
-        std::vector<const detail::posted*> heads(ranks());
-        for (std::size_t p = 0; p < ranks(); ++p) { heads[p] = &letter_of(p).head; }
-        if (!same) { detail::explain_mismatch(heads, context_of(c, name_, rank_)); }
-        detail::verify_tables(heads, context_of(c, name_, rank_));
+        if (!same) { detail::explain_mismatch(heads(), context_of(c, name_, rank_)); }
+    }
+    [[nodiscard]] std::optional<mismatch_error> compare_tables(const call& c) {
+        return detail::compare_tables(heads(), context_of(c, name_, rank_));
+    }
+    [[nodiscard]] std::vector<const detail::posted*> heads() const {
+        std::vector<const detail::posted*> all(ranks());
+        for (std::size_t p = 0; p < ranks(); ++p) { all[p] = &letter_of(p).head; }
+        return all;
     }
 
     // Three meetings: agreement on the table, the leader's channel is there, everybody has it.
@@ -256,8 +275,8 @@ template <class F> void threads::launch(int n, F f, const options& o) {
     std::exception_ptr first;    // the first error that is not a consequence of another
     std::exception_ptr aborted;  // somebody called abort() and nobody threw anything else
     const auto body = [&](std::size_t r) {
+        threads own = std::move(endpoints[r]);  // dies behind the poison: peers learn the cause, not that it "has left"
         try {
-            threads own = std::move(endpoints[r]);
             f(own);
         } catch (const aborted_error&) {
             const std::lock_guard lock(mutex);

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <array>    // two parities
-#include <atomic>   // busy, left, signals
+#include <atomic>   // busy, presence, signals
 #include <cstddef>  // size_t
 #include <cstdint>  // sequence numbers
 #include <deque>    // mail
@@ -58,6 +58,11 @@ struct mailbox {
 
 struct channel;
 
+/// Whether a rank's endpoint still exists. One that died while an exception was passing through announces an abort with a
+/// better text than "has left": peers wait `cause_time` for it.
+enum class presence : std::uint8_t { here, left, thrown };
+inline constexpr duration cause_time = std::chrono::seconds(1);
+
 /// One rank's part of a channel. Everything is double-buffered by call parity: a rank can be one call ahead of a peer that
 /// still reads, never two, because the call between has an arrival of everybody.
 struct alignas(128) slot {
@@ -67,7 +72,7 @@ struct alignas(128) slot {
     };
     std::array<letter, 2> letters;
     alignas(128) std::atomic<bool> busy{false};  ///< in a data phase: may touch peers' user memory
-    std::atomic<bool> left{false};               ///< the endpoint is gone
+    std::atomic<presence> owner{presence::here};
     std::shared_ptr<channel> child;              ///< handed from a group's leader to its members
     mailbox box;
 };

@@ -54,14 +54,14 @@ public:
         }
         signal& changed = channel_.of(rank_).box.changed;
         machine::ladder ladder(channel_.spin_time);
-        const deadline limit = after(channel_.relatives->timeout);
+        deadline limit = after(channel_.relatives->timeout);
         for (;;) {
             const std::uint32_t seen = changed.value();
             if (receive_offered()) { ladder = machine::ladder(channel_.spin_time); }
             if (receives_.empty() && sent()) { return; }
             if (changed.value() != seen) { continue; }
             channel_.relatives->check(context_);
-            expect_partners();
+            expect_partners(limit);
             if (clock_type::now() >= limit) { time_out(); }
             if (!ladder.again()) { changed.sleep(seen); }
         }
@@ -146,9 +146,17 @@ private:
     }
     // A partner that left can neither send nor take: end now instead of at the deadline. What it had offered before it
     // left is gone too, since leaving an exchange means its offers were taken or withdrawn.
-    void expect_partners() {
+    void expect_partners(deadline& limit) {
         for (const int p : partners()) {
-            if (p == rank_ || !channel_.of(p).left.load(std::memory_order_acquire)) { continue; }
+            const auto owner = channel_.of(p).owner.load(std::memory_order_acquire);
+            if (p == rank_ || owner == presence::here) { continue; }
+            const std::vector<int> open = partners();  // it may have taken its last message between the two looks
+            if (std::find(open.begin(), open.end(), p) == open.end()) { continue; }
+            if (owner == presence::thrown) {
+                limit = std::min(limit, after(cause_time));
+                continue;
+            }
+            channel_.relatives->check(context_);  // a rank that fails poisons before it goes
             fail([&](const std::string& tail) {
                 return mismatch_error(fmt::format("exchange: rank {} has left{}", p, tail), {p}, context_);
             });
@@ -156,6 +164,11 @@ private:
     }
     [[noreturn]] void time_out() {
         const std::vector<int> missing = partners();
+        for (const int p : missing) {
+            if (channel_.of(p).owner.load(std::memory_order_acquire) != presence::thrown) { continue; }
+            channel_.relatives->poison(fmt::format("rank {} was left by an exception", p));
+            channel_.relatives->raise(context_);
+        }
         fail([&](const std::string& tail) {
             return timeout_error(fmt::format("exchange: rank {} did not take part within {} s{}", list_of(missing),
                                              seconds(channel_.relatives->timeout), tail),

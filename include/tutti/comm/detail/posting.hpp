@@ -5,6 +5,7 @@
 #include <algorithm>    // max_element
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
+#include <optional>     // what differs
 #include <span>         // counts
 #include <string>       // texts
 #include <string_view>  // texts
@@ -127,19 +128,21 @@ static_assert(sizeof(posted) <= 64, "a posting is one cache line");
         context);
 }
 
-/// all_to_all_v: what every rank sends must be what the other one expects.
-inline void verify_tables(const std::vector<const posted*>& heads, const error_context& context) {
+/// all_to_all_v: what every rank sends must be what the other one expects. Reads the tables, which are the callers'.
+[[nodiscard]] inline std::optional<mismatch_error> compare_tables(const std::vector<const posted*>& heads,
+                                                                  const error_context& context) {
     for (std::size_t p = 0; p < heads.size(); ++p) {
         for (std::size_t q = 0; q < heads.size(); ++q) {
             const std::size_t sent = heads[p]->send_counts[q];
             const std::size_t expected = heads[q]->recv_counts[p];
             if (sent == expected) { continue; }
-            throw mismatch_error(
+            return mismatch_error(
                 fmt::format("all_to_all_v: count differs (rank {} sends {} to rank {}, which expects {}){}", p, sent, q,
                             expected, where(context)),
                 {static_cast<int>(p)}, context);
         }
     }
+    return std::nullopt;
 }
 
 }  // namespace tutti::comm::detail
