@@ -3,9 +3,9 @@
 // Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2; operation order of PyTorch.
 #pragma once
 
-#include <cmath>    // sqrt, pow
-#include <limits>   // infinity
-#include <string>   // description
+#include <cmath>   // sqrt, pow
+#include <limits>  // infinity
+#include <string>  // description
 
 #include <tutti/core/config.hpp>                  // TUTTI_EXACT
 #include <tutti/optimize/detail/square_root.hpp>  // square_roots
@@ -14,8 +14,7 @@
 namespace tutti::optimize {
 
 /// One pass over a segment. Aliasing: none. Cost: reads gradient, reads and writes value and both moments.
-template <floating_element T, memory M>
-struct adamw_operation {
+template <floating_element T, memory M> struct adamw_operation {
     static constexpr std::string_view name = "adamw";
     using real = master_t<T>;
     view<real, M> value;
@@ -23,11 +22,11 @@ struct adamw_operation {
     view<real, M> first;
     view<real, M> second;
     real gradient_factor;
-    real keep;                 ///< 1 - learning rate * weight decay
-    real beta1, rest1;         ///< rest = 1 - beta
+    real keep;          ///< 1 - learning rate * weight decay
+    real beta1, rest1;  ///< rest = 1 - beta
     real beta2, rest2;
-    real step;                 ///< learning rate / (1 - beta1^t)
-    real root_correction;      ///< 1 / sqrt(1 - beta2^t)
+    real step;             ///< learning rate / (1 - beta1^t)
+    real root_correction;  ///< 1 / sqrt(1 - beta2^t)
     real epsilon;
 
     [[nodiscard]] tutti::cost cost() const noexcept {
@@ -84,7 +83,8 @@ struct adamw {
         detail::expect_between(name, "weight_decay", weight_decay, 0, infinity);
     }
     [[nodiscard]] std::string describe() const {
-        return fmt::format("adamw(beta1 {}, beta2 {}, epsilon {}, weight_decay {})", beta1, beta2, epsilon, weight_decay);
+        return fmt::format("adamw(beta1 {}, beta2 {}, epsilon {}, weight_decay {})", beta1, beta2, epsilon,
+                           weight_decay);
     }
 
     template <floating_element T, queue Q>
@@ -106,8 +106,9 @@ struct adamw {
             run(q, adamw_operation<T, typename Q::memory_type>{
                        value.sub(s.first, s.count), gradient.sub(s.first, s.count), state[0].sub(s.first, s.count),
                        state[1].sub(s.first, s.count), static_cast<real>(now.gradient_factor),
-                       static_cast<real>(1 - now.learning_rate * decay), static_cast<real>(beta1), static_cast<real>(1 - beta1),
-                       static_cast<real>(beta2), static_cast<real>(1 - beta2), static_cast<real>(now.learning_rate / correction1),
+                       static_cast<real>(1 - now.learning_rate * decay), static_cast<real>(beta1),
+                       static_cast<real>(1 - beta1), static_cast<real>(beta2), static_cast<real>(1 - beta2),
+                       static_cast<real>(now.learning_rate / correction1),
                        static_cast<real>(1 / std::sqrt(correction2)), static_cast<real>(epsilon)});
         }
     }

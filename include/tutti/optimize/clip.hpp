@@ -22,8 +22,7 @@ inline constexpr std::size_t norm_block = 4096;
 
 /// out[b] = sum of squares of block b of `in`. Determinism: element j of a block goes to partial sum j mod 8, the eight are
 /// added in order: vectorized or not, the same bits. Cost: reads the input once.
-template <floating_element T, memory M>
-struct square_sums_operation {
+template <floating_element T, memory M> struct square_sums_operation {
     static constexpr std::string_view name = "square_sums";
     view<const T, M> in;
     view<double, M> out;
@@ -57,8 +56,7 @@ struct square_sums_operation {
 };
 
 /// out[0] = in[0] + in[1] + ..., in order.
-template <memory M>
-struct ordered_sum_operation {
+template <memory M> struct ordered_sum_operation {
     static constexpr std::string_view name = "ordered_sum";
     view<const double, M> in;
     view<double, M> out;
@@ -81,16 +79,19 @@ struct ordered_sum_operation {
 /// Cost         one read of the gradients, a sum of 8 bytes a block, one fetch.
 /// Errors       usage_error when sizes do not fit.
 template <queue Q, floating_element T, std::invocable<view<double, typename Q::memory_type>> Sum>
-[[nodiscard]] double global_norm(Q q, view<const T, typename Q::memory_type> gradient, std::size_t first, std::size_t elements,
-                                 view<double, typename Q::memory_type> scratch, Sum sum_over_shards) {
+[[nodiscard]] double global_norm(Q q, view<const T, typename Q::memory_type> gradient, std::size_t first,
+                                 std::size_t elements, view<double, typename Q::memory_type> scratch,
+                                 Sum sum_over_shards) {
     using M = typename Q::memory_type;
     const std::size_t blocks = norm_blocks(elements);
     if (first % norm_block != 0 || first > elements || gradient.size() > elements - first) {
-        throw usage_error(fmt::format("global_norm: range ({}, {}) of {} elements does not begin at a block or leaves them", first,
-                                      gradient.size(), elements));
+        throw usage_error(
+            fmt::format("global_norm: range ({}, {}) of {} elements does not begin at a block or leaves them", first,
+                        gradient.size(), elements));
     }
     if (scratch.size() != blocks + 1) {
-        throw usage_error(fmt::format("global_norm: scratch holds {} doubles, expected {}", scratch.size(), blocks + 1));
+        throw usage_error(
+            fmt::format("global_norm: scratch holds {} doubles, expected {}", scratch.size(), blocks + 1));
     }
     const view<double, M> sums = scratch.sub(0, blocks);
     if (gradient.size() != elements) { fill(q, sums, 0.0); }

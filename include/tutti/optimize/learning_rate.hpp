@@ -45,12 +45,16 @@ public:
 
 private:
     learning_rate(shape s, const decay& d) : shape_(s), decay_(d) {
-        if (!std::isfinite(d.peak) || d.peak < 0) { throw usage_error(fmt::format("learning_rate: {} is not a rate", d.peak)); }
+        if (!std::isfinite(d.peak) || d.peak < 0) {
+            throw usage_error(fmt::format("learning_rate: {} is not a rate", d.peak));
+        }
         if (!std::isfinite(d.minimum) || d.minimum < 0 || d.minimum > d.peak) {
-            throw usage_error(fmt::format("learning_rate: minimum {} is not between 0 and the peak {}", d.minimum, d.peak));
+            throw usage_error(
+                fmt::format("learning_rate: minimum {} is not between 0 and the peak {}", d.minimum, d.peak));
         }
         if (d.warmup > d.end) {
-            throw usage_error(fmt::format("learning_rate: warm-up of {} steps ends behind step {}, the end of the decay", d.warmup, d.end));
+            throw usage_error(fmt::format(
+                "learning_rate: warm-up of {} steps ends behind step {}, the end of the decay", d.warmup, d.end));
         }
     }
 

@@ -30,8 +30,7 @@ struct step_values {
 };
 
 /// Moments of `elements` elements, zero at first, and the number of updates made.
-template <floating_element T, queue Q>
-class optimizer_state {
+template <floating_element T, queue Q> class optimizer_state {
     using M = typename Q::memory_type;
 
 public:
@@ -76,20 +75,22 @@ private:
 ///            are left alone. `value` and the state hold master_t<T>, `gradient` holds T, all of one size.
 template <class O, class T, class Q>
 concept optimizer = std::copyable<O> && floating_element<T> && queue<Q> &&
-    requires(const O& o, Q q, view<master_t<T>, typename Q::memory_type> value, view<const T, typename Q::memory_type> gradient,
-             optimizer_state<T, Q>& s, std::span<const segment> segments, step_values v) {
-        o.validate();
-        { o.describe() } -> std::same_as<std::string>;
-        { o.template make_state<T>(q, std::size_t{}) } -> std::same_as<optimizer_state<T, Q>>;
-        o.update(q, value, gradient, s, segments, v);
-    };
+    requires(const O& o, Q q, view<master_t<T>, typename Q::memory_type> value,
+             view<const T, typename Q::memory_type> gradient, optimizer_state<T, Q>& s,
+             std::span<const segment> segments, step_values v) {
+    o.validate();
+    { o.describe() } -> std::same_as<std::string>;
+    { o.template make_state<T>(q, std::size_t{}) } -> std::same_as<optimizer_state<T, Q>>;
+    o.update(q, value, gradient, s, segments, v);
+};
 
 namespace detail {
 // value, gradient and state of an update, and each segment, must agree in size.
 inline void expect_update_sizes(std::string_view name, std::size_t value, std::size_t gradient, std::size_t moment,
                                 std::span<const segment> segments) {
     if (value != gradient || value != moment) {
-        throw usage_error(fmt::format("{}: sizes differ (value {}, gradient {}, state {})", name, value, gradient, moment));
+        throw usage_error(
+            fmt::format("{}: sizes differ (value {}, gradient {}, state {})", name, value, gradient, moment));
     }
     for (const segment& s : segments) {
         if (s.first > value || s.count > value - s.first) {

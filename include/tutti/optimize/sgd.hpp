@@ -11,8 +11,7 @@
 namespace tutti::optimize {
 
 /// One pass over a segment. Aliasing: none. `velocity` is empty when momentum is 0.
-template <floating_element T, memory M>
-struct sgd_operation {
+template <floating_element T, memory M> struct sgd_operation {
     static constexpr std::string_view name = "sgd";
     using real = master_t<T>;
     view<real, M> value;
@@ -27,7 +26,8 @@ struct sgd_operation {
     [[nodiscard]] tutti::cost cost() const noexcept {
         const auto n = static_cast<double>(value.size());
         const double state = velocity.empty() ? 2 : 4;
-        return {n * (static_cast<double>(sizeof(T)) + state * static_cast<double>(sizeof(real))), (velocity.empty() ? 5 : 9) * n};
+        return {n * (static_cast<double>(sizeof(T)) + state * static_cast<double>(sizeof(real))),
+                (velocity.empty() ? 5 : 9) * n};
     }
     TUTTI_EXACT void operator()() const {
         TUTTI_EXACT_BODY
@@ -94,12 +94,14 @@ struct sgd {
         using real = master_t<T>;
         using M = typename Q::memory_type;
         const bool moving = !state.moments().empty();
-        detail::expect_update_sizes(name, value.size(), gradient.size(), moving ? state[0].size() : value.size(), segments);
+        detail::expect_update_sizes(name, value.size(), gradient.size(), moving ? state[0].size() : value.size(),
+                                    segments);
         detail::expect_step_values(name, now);
         state.advance(q);
         for (const segment& s : segments) {
             run(q, sgd_operation<T, M>{value.sub(s.first, s.count), gradient.sub(s.first, s.count),
-                                       moving ? state[0].sub(s.first, s.count) : view<real, M>{}, static_cast<real>(now.gradient_factor),
+                                       moving ? state[0].sub(s.first, s.count) : view<real, M>{},
+                                       static_cast<real>(now.gradient_factor),
                                        static_cast<real>(s.decay ? weight_decay : 0), static_cast<real>(momentum),
                                        static_cast<real>(now.learning_rate), nesterov});
         }

@@ -19,25 +19,22 @@ namespace tutti::schedule {
 struct lane_options {
     /// Longest wait without progress. Twice the communicators' default: theirs passes first and names who is missing.
     duration timeout = 2 * default_timeout();
-    timeline* trace = nullptr;      ///< where spans of work and of waits go; must outlive the lane
+    timeline* trace = nullptr;      ///< where waits and, on host lanes, work are recorded; must outlive the lane
     int trace_rank = -1;            ///< process of the trace; -1: the communicator's rank
     std::string consumer = "main";  ///< track on which waiting consumers appear
 };
 
 namespace detail {
 
-template <class>
-inline constexpr bool is_ticket = false;
-template <queue Q>
-inline constexpr bool is_ticket<ticket<Q>> = true;
+template <class> inline constexpr bool is_ticket = false;
+template <queue Q> inline constexpr bool is_ticket<ticket<Q>> = true;
 
 /// What work may run behind: a queue (all that it has been given so far) or a ticket.
 template <class D>
 concept dependency = queue<D> || is_ticket<D>;
 
 // What a host lane keeps of a queue that its work runs behind.
-template <queue Q>
-struct queue_prerequisite {
+template <queue Q> struct queue_prerequisite {
     std::optional<typename Q::event_type> event;
     explicit queue_prerequisite(Q q) {
         if constexpr (!Q::executes_inline) { event = q.record(); }  // on an inline queue it has all happened
@@ -49,8 +46,7 @@ struct queue_prerequisite {
     }
 };
 
-template <communicator C, class Work, class... Before>
-class job_of final : public job {
+template <communicator C, class Work, class... Before> class job_of final : public job {
     C& comm_;
     duration timeout_;
     std::tuple<Before...> before_;
@@ -84,8 +80,7 @@ private:
 /// Threads    one thread at a time submits and drains; tickets may be waited for anywhere.
 /// Cost       host: one allocation; submit and wait on an idle lane take about a microsecond while there are processors
 ///            for lanes and consumers to spin on, two thread wake-ups otherwise. Device: one event.
-template <communicator C>
-class lane {
+template <communicator C> class lane {
     using Q = queue_of<C>;
 
     struct host_state final : detail::worker {
@@ -165,8 +160,10 @@ public:
         state& s = usable("drain");
         if constexpr (Q::executes_inline) {
             if (!s.await_all()) {
-                throw timeout_error(fmt::format("lane: '{}' did not drain: no job finished within {:.3g} s ({} unfinished)", s.name,
-                                                seconds(s.timeout), s.unfinished()), {});
+                throw timeout_error(
+                    fmt::format("lane: '{}' did not drain: no job finished within {:.3g} s ({} unfinished)", s.name,
+                                seconds(s.timeout), s.unfinished()),
+                    {});
             }
             if (const std::exception_ptr error = s.first_error()) { std::rethrow_exception(error); }
         } else {
@@ -189,35 +186,39 @@ private:
         return *state_;
     }
 
-    template <tutti::queue D>
-    static detail::queue_prerequisite<D> before(const D& d) { return detail::queue_prerequisite<D>(d); }
-    template <tutti::queue D>
-    static auto before(const ticket<D>& t) { return t.share(); }
+    template <tutti::queue D> static detail::queue_prerequisite<D> before(const D& d) {
+        return detail::queue_prerequisite<D>(d);
+    }
+    template <tutti::queue D> static auto before(const ticket<D>& t) { return t.share(); }
 
     template <class Work, class... Before>
     static std::shared_ptr<detail::job> make_job(std::string_view name, state& s, Work&& work, Before... behind) {
-        return std::make_shared<detail::job_of<C, Work, Before...>>(name, *s.comm, s.timeout, std::move(work), std::move(behind)...);
+        return std::make_shared<detail::job_of<C, Work, Before...>>(name, *s.comm, s.timeout, std::move(work),
+                                                                    std::move(behind)...);
     }
 
-    template <tutti::queue D>
-    static void order(Q q, D d, duration timeout) {
+    template <tutti::queue D> static void order(Q q, D d, duration timeout) {
         if constexpr (std::same_as<typename D::event_type, typename Q::event_type>) {
             auto e = d.record();
             q.wait(e);
-        } else { detail::queue_prerequisite<D>{d}(timeout); }
+        } else {
+            detail::queue_prerequisite<D>{d}(timeout);
+        }
     }
-    template <tutti::queue D>
-    static void order(Q q, const ticket<D>& t, duration) { t.order(q); }
+    template <tutti::queue D> static void order(Q q, const ticket<D>& t, duration) { t.order(q); }
 
     void close() noexcept {
         if (state_ == nullptr) { return; }
         const bool unwinding = std::uncaught_exceptions() > exceptions_;
-        if constexpr (Q::executes_inline) { state_->stop(unwinding); }
-        else {
-            if (unwinding) { state_->abort("a lane was destroyed by an exception"); }
+        if constexpr (Q::executes_inline) {
+            state_->stop(unwinding);
+        } else {
             try {
+                if (unwinding && !state_->comm->queue().record().ready()) {
+                    state_->abort_over("all work", "was in flight when an exception destroyed the lane");
+                }
                 state_->comm->synchronize();
-            } catch (...) { state_->abort("a lane was destroyed with work that did not finish"); }
+            } catch (...) { state_->abort_over("all work", "did not finish when the lane was destroyed"); }
         }
         const std::shared_ptr<state> last = std::exchange(state_, nullptr);
         const std::lock_guard lock(last->mutex);

@@ -8,13 +8,12 @@
 #include <optional>   // events
 #include <utility>    // exchange
 
-#include <tutti/core/queue.hpp>             // queue
+#include <tutti/core/queue.hpp>              // queue
 #include <tutti/schedule/detail/worker.hpp>  // job
 
 namespace tutti::schedule {
 
-template <communicator C>
-class lane;
+template <communicator C> class lane;
 
 /// A claim on submitted work. Default-constructed and moved-from tickets are claims on nothing: done.
 ///
@@ -29,14 +28,11 @@ class lane;
 /// Deadline   the lane's timeout, counted from the last job that the lane finished.
 /// Cost       waiting for finished work: one atomic load.
 /// Errors     the work's; timeout_error past the deadline; usage_error when a lane's own work waits for that lane.
-template <queue Q>
-class ticket;
+template <queue Q> class ticket;
 
 template <queue Q>
-    requires(Q::executes_inline)
-class [[nodiscard]] ticket<Q> {
-    template <communicator C>
-    friend class lane;
+requires(Q::executes_inline) class [[nodiscard]] ticket<Q> {
+    template <communicator C> friend class lane;
 
     std::shared_ptr<detail::worker> lane_;
     std::shared_ptr<detail::job> job_;
@@ -59,8 +55,7 @@ public:
     }
     ~ticket() { let_go(); }
 
-    template <queue Consumer>
-    void wait(const Consumer&) const {
+    template <queue Consumer> void wait(const Consumer&) const {
         if (job_ == nullptr) { return; }
         lane_->consume(*job_);
         job_->rethrow();
@@ -78,14 +73,15 @@ private:
         }
     };
     [[nodiscard]] prerequisite share() const { return {lane_, job_}; }
-    template <queue Behind>
-    void order(const Behind&) const { share()(duration{}); }
+    template <queue Behind> void order(const Behind&) const { share()(duration{}); }
 
     void let_go() noexcept {
         if (job_ != nullptr && !job_->done()) {
-            if (std::uncaught_exceptions() > exceptions_) { lane_->abort("a ticket was dropped by an exception while its work was in flight"); }
+            if (std::uncaught_exceptions() > exceptions_) {
+                lane_->abort_over(job_->name(), "was in flight when an exception dropped its ticket");
+            }
             if (!lane_->await(*job_)) {
-                lane_->abort("a ticket was dropped and its work did not finish in time");
+                lane_->abort_over(job_->name(), "did not finish in time when its ticket was dropped");
                 if (!lane_->await(*job_)) { detail::give_up(lane_->name, job_->name()); }
             }
         }
@@ -95,10 +91,8 @@ private:
 };
 
 template <queue Q>
-    requires(!Q::executes_inline)
-class [[nodiscard]] ticket<Q> {
-    template <communicator C>
-    friend class lane;
+requires(!Q::executes_inline) class [[nodiscard]] ticket<Q> {
+    template <communicator C> friend class lane;
 
     std::shared_ptr<detail::lane_link> lane_;
     std::optional<typename Q::event_type> event_;
@@ -107,7 +101,8 @@ class [[nodiscard]] ticket<Q> {
     int exceptions_ = std::uncaught_exceptions();
     mutable bool ordered_ = false;  // a consumer's queue runs behind the work and so keeps its buffers
 
-    ticket(std::shared_ptr<detail::lane_link> lane, std::string_view name, typename Q::event_type e, std::exception_ptr error)
+    ticket(std::shared_ptr<detail::lane_link> lane, std::string_view name, typename Q::event_type e,
+           std::exception_ptr error)
         : lane_(std::move(lane)), event_(std::move(e)), error_(std::move(error)), name_(name) {}
 
 public:
@@ -122,8 +117,7 @@ public:
     }
     ~ticket() { let_go(); }
 
-    template <queue Consumer>
-    void wait(const Consumer& consumer) const {
+    template <queue Consumer> void wait(const Consumer& consumer) const {
         if (lane_ == nullptr) { return; }
         if (error_ != nullptr) { std::rethrow_exception(error_); }
         if constexpr (std::same_as<typename Consumer::event_type, typename Q::event_type>) {
@@ -150,14 +144,15 @@ private:
         }
     };
     [[nodiscard]] prerequisite share() const { return {event_, error_}; }
-    template <queue Behind>
-    void order(Behind behind) const {
+    template <queue Behind> void order(Behind behind) const {
         if (error_ != nullptr) { std::rethrow_exception(error_); }
         if (!event_.has_value()) { return; }
         if constexpr (std::same_as<typename Behind::event_type, typename Q::event_type>) {
             auto e = *event_;
             behind.wait(e);
-        } else { share()(lane_->timeout); }
+        } else {
+            share()(lane_->timeout);
+        }
     }
 
     void take(ticket& other) noexcept {
@@ -169,9 +164,11 @@ private:
     }
     void let_go() noexcept {
         if (event_.has_value() && !ordered_ && !event_->ready()) {
-            if (std::uncaught_exceptions() > exceptions_) { lane_->abort("a ticket was dropped by an exception while its work was in flight"); }
+            if (std::uncaught_exceptions() > exceptions_) {
+                lane_->abort_over(name_, "was in flight when an exception dropped its ticket");
+            }
             if (!finished()) {
-                lane_->abort("a ticket was dropped and its work did not finish in time");
+                lane_->abort_over(name_, "did not finish in time when its ticket was dropped");
                 if (!finished()) { detail::give_up(lane_->name, name_); }
             }
         }

@@ -128,7 +128,9 @@ public:
         for (const span_record& mark : marks) {
             step_total step{seconds(mark.end - mark.begin), 0};
             while (wait != waits.end() && wait->begin < mark.begin) { ++wait; }
-            for (; wait != waits.end() && wait->begin < mark.end; ++wait) { step.exposed += seconds(wait->end - wait->begin); }
+            for (; wait != waits.end() && wait->begin < mark.end; ++wait) {
+                step.exposed += seconds(wait->end - wait->begin);
+            }
             all.push_back(step);
         }
         return all;
@@ -153,9 +155,12 @@ public:
         };
         for (track t = 0; t < tracks_.size(); ++t) {
             comma();
-            fmt::format_to(std::back_inserter(out), R"({{"name":"process_name","ph":"M","pid":{0},"tid":{1},)"
-                           R"("args":{{"name":"rank {0}"}}}},)" "\n"
-                           R"({{"name":"thread_name","ph":"M","pid":{0},"tid":{1},"args":{{"name":)", tracks_[t].rank, t);
+            fmt::format_to(std::back_inserter(out),
+                           R"({{"name":"process_name","ph":"M","pid":{0},"tid":{1},)"
+                           R"("args":{{"name":"rank {0}"}}}},)"
+                           "\n"
+                           R"({{"name":"thread_name","ph":"M","pid":{0},"tid":{1},"args":{{"name":)",
+                           tracks_[t].rank, t);
             detail::append_json_string(out, tracks_[t].name);
             out += "}}";
         }
@@ -163,9 +168,10 @@ public:
             comma();
             out += R"({"name":)";
             detail::append_json_string(out, *name_list_[s.name]);
-            fmt::format_to(std::back_inserter(out), R"(,"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{}}})",
-                           name_of(s.kind), 1e6 * seconds(s.begin - origin_), 1e6 * seconds(s.end - s.begin),
-                           tracks_[s.where].rank, s.where);
+            fmt::format_to(std::back_inserter(out),
+                           R"(,"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{}}})", name_of(s.kind),
+                           1e6 * seconds(s.begin - origin_), 1e6 * seconds(s.end - s.begin), tracks_[s.where].rank,
+                           s.where);
         }
         return out;
     }

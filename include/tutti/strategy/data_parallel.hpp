@@ -3,26 +3,26 @@
 // Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020, section 3.
 #pragma once
 
-#include <cmath>    // isfinite
-#include <cstdint>  // steps
-#include <memory>   // pieces shared with the lane
-#include <optional> // optimizer state exists from attach on
-#include <span>     // state
-#include <string>   // names
-#include <utility>  // move
-#include <vector>   // buckets
+#include <cmath>     // isfinite
+#include <cstdint>   // steps
+#include <optional>  // optimizer state exists from attach on
+#include <span>      // state
+#include <string>    // names
+#include <utility>   // move
+#include <vector>    // buckets
 
-#include <tutti/comm/communicator.hpp>               // communicator, can_all_reduce
-#include <tutti/comm/self.hpp>                       // local
-#include <tutti/core/buffer.hpp>                     // storage
-#include <tutti/core/elementwise.hpp>                // fill, copy
-#include <tutti/optimize/clip.hpp>                   // global_norm
-#include <tutti/optimize/optimizer.hpp>              // optimizer
-#include <tutti/schedule/bucket.hpp>                 // plan_buckets
-#include <tutti/schedule/lane.hpp>                   // lane
-#include <tutti/strategy/detail/micro_batches.hpp>   // micro_batch_order
-#include <tutti/strategy/detail/parameter_list.hpp>  // expect_valid, agree_on
-#include <tutti/strategy/strategy.hpp>               // parameter
+#include <tutti/comm/communicator.hpp>                 // communicator, can_all_reduce
+#include <tutti/comm/self.hpp>                         // local
+#include <tutti/core/buffer.hpp>                       // storage
+#include <tutti/core/elementwise.hpp>                  // fill, copy
+#include <tutti/optimize/clip.hpp>                     // global_norm
+#include <tutti/optimize/optimizer.hpp>                // optimizer
+#include <tutti/schedule/bucket.hpp>                   // plan_buckets
+#include <tutti/schedule/lane.hpp>                     // lane
+#include <tutti/strategy/detail/gradient_storage.hpp>  // gradient_storage
+#include <tutti/strategy/detail/micro_batches.hpp>     // micro_batch_order
+#include <tutti/strategy/detail/parameter_list.hpp>    // expect_valid, agree_on
+#include <tutti/strategy/strategy.hpp>                 // parameter
 
 namespace tutti::strategy {
 
@@ -51,7 +51,7 @@ struct data_parallel_options {
 /// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish; those of
 ///              the communicator from step, flush and finish.
 template <communicator C, class Optimizer, floating_element T = float>
-    requires optimize::optimizer<Optimizer, T, queue_of<C>> && comm::can_all_reduce<C, T, mean> && comm::can_broadcast<C, T>
+requires optimize::optimizer<Optimizer, T, queue_of<C>> && comm::can_all_reduce<C, T, mean> && comm::can_broadcast<C, T>
 class data_parallel {
     using Q = queue_of<C>;
     using M = memory_of<C>;
@@ -67,7 +67,7 @@ public:
         , optimizer_((optimizer.validate(), std::move(optimizer)))
         , bucket_bytes_(options.bucket_bytes)
         , trace_(options.trace)
-        , gradient_storage_(queue_, 0)
+        , gradients_(queue_)
         , owned_storage_(queue_, 0)
         , norm_scratch_(queue_, 0)
         , comm_(std::move(comm))
@@ -84,7 +84,9 @@ public:
         order_.expect_not_attached();
         try {
             detail::expect_valid(list);
-            if (bucket_bytes_ < sizeof(T)) { throw usage_error(fmt::format("attach: bucket_bytes is {}", bucket_bytes_)); }
+            if (bucket_bytes_ < sizeof(T)) {
+                throw usage_error(fmt::format("attach: bucket_bytes is {}", bucket_bytes_));
+            }
         } catch (const usage_error& e) {
             comm_.abort(e.what());  // the other ranks are about to wait for this one
             throw;
@@ -99,12 +101,15 @@ public:
         }
         plan_ = schedule::plan_buckets(sizes, sizeof(T), bucket_bytes_);
         order_.attach(std::move(names));
-        place_gradients();
+        gradients_.place(queue_, parameters_, plan_);
         place_values();
         norm_scratch_ = buffer<double, Q>(queue_, optimize::norm_blocks(plan_.elements) + 1);
         segments_ = detail::decay_segments(parameters_);
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_.elements));
         list_state();
+        for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
+            bucket_names_.push_back(fmt::format("all_reduce bucket {}", b));
+        }
         in_flight_.resize(plan_.buckets.size());
         missing_.resize(plan_.buckets.size());
     }
@@ -113,11 +118,7 @@ public:
         order_.begin(m);
         if (m.index == 0) {
             if (trace_ != nullptr) { step_begin_ = clock_type::now(); }
-            bool all_apart = true;
-            for (std::size_t i = 0; i < parameters_.size(); ++i) {
-                if (apart(i)) { fill(queue_, parameters_[i].gradient, T{}); } else { all_apart = false; }
-            }
-            if (!all_apart) { fill(queue_, gradients_, T{}); }
+            gradients_.zero(queue_);
         }
         for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan_.buckets[b].count; }
         next_bucket_ = 0;
@@ -131,7 +132,7 @@ public:
 
     [[nodiscard]] view<T, M> gradient(std::size_t i) const {
         order_.expect_index("gradient", i);
-        return apart(i) ? parameters_[i].gradient : gradients_.sub(plan_.offsets[i], parameters_[i].value.size());
+        return gradients_.of(i);
     }
 
     void gradient_ready(std::size_t i) {
@@ -144,7 +145,9 @@ public:
     step_result step(hyper h) {
         const step_result result = update(h);
         publish();
-        if (trace_ != nullptr) { trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, clock_type::now()); }
+        if (trace_ != nullptr) {
+            trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, clock_type::now());
+        }
         return result;
     }
 
@@ -157,12 +160,13 @@ public:
         order_.step();
         for (const auto& t : in_flight_) { t.wait(queue_); }
         step_result result;
-        result.norm = optimize::global_norm(queue_, view<const T, M>(gradients_), 0, plan_.elements, norm_scratch_.view(),
-                                            [this](view<double, M> x) { sum_over_shards(x); });
+        result.norm = optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0, plan_.elements,
+                                            norm_scratch_.view(), [this](view<double, M> x) { sum_over_shards(x); });
         result.skipped = !std::isfinite(result.norm);
-        if (result.skipped) { ++skipped_; }
-        else {
-            optimizer_.update(queue_, owned_, view<const T, M>(gradients_), *moments_, segments_,
+        if (result.skipped) {
+            ++skipped_;
+        } else {
+            optimizer_.update(queue_, owned_, view<const T, M>(gradients_.flat()), *moments_, segments_,
                               {h.learning_rate, optimize::clip_factor(result.norm, h.clip_norm)});
         }
         return result;
@@ -170,7 +174,7 @@ public:
 
     /// owned() -> the trainer's values; nothing to do where they are the same memory.
     void publish() {
-        order_.expect_attached("publish");
+        order_.expect_between_steps("publish");
         if (owned_storage_.size() == 0) { return; }
         for (std::size_t i = 0; i < parameters_.size(); ++i) {
             const auto& value = parameters_[i].value;
@@ -195,7 +199,7 @@ public:
         flush();
         const buffer<std::uint64_t, Q> hash(queue_, 1);
         run(queue_, detail::hash_operation<M>{as_bytes(view<const master, M>(owned_)), hash.view()});
-        comm_.agree(fetch(queue_, hash.view(), std::uint64_t{0}), "finish: parameters");
+        comm_.agree(fetch(queue_, hash.view(), std::uint64_t{0}), "the hash of all parameters at finish");
     }
 
     [[nodiscard]] std::span<const state_entry<M>> state() const {
@@ -203,7 +207,7 @@ public:
         return state_;
     }
     void restored() {
-        order_.expect_attached("restored");
+        order_.expect_between_steps("restored");
         moments_->restored(queue_);
         publish();
     }
@@ -213,7 +217,7 @@ public:
         ~consensus_scope() {}  // NOLINT: marks the scope as used
     };
     consensus_scope consensus() const {
-        order_.expect_attached("consensus");
+        order_.expect_between_steps("consensus");
         return {};
     }
 
@@ -223,38 +227,12 @@ public:
     [[nodiscard]] const schedule::bucket_plan& plan() const noexcept { return plan_; }
 
 private:
-    // A gradient in the trainer's memory that has to be packed and unpacked.
-    struct piece {
-        view<T, M> theirs;
-        view<T, M> packed;
-    };
-    using pieces = std::vector<piece>;
-
-    [[nodiscard]] bool apart(std::size_t i) const { return !gradients_alias_ && !parameters_[i].gradient.empty(); }
-
-    void place_gradients() {
-        gradients_ = detail::contiguous(parameters_, &parameter<T, M>::gradient);
-        gradients_alias_ = gradients_.size() == plan_.elements && plan_.elements != 0;
-        if (!gradients_alias_) {
-            gradient_storage_ = buffer<T, Q>(queue_, plan_.elements);
-            gradients_ = gradient_storage_.view();
-        }
-        for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-            auto list = std::make_shared<pieces>();
-            const schedule::bucket& k = plan_.buckets[b];
-            for (std::size_t i = k.first; i < k.first + k.count; ++i) {
-                if (apart(i)) { list->push_back({parameters_[i].gradient, gradients_.sub(plan_.offsets[i], parameters_[i].value.size())}); }
-            }
-            pieces_.push_back(std::move(list));
-            bucket_names_.push_back(fmt::format("all_reduce bucket {}", b));
-        }
-    }
-
     void place_values() {
         const view<T, M> together = detail::contiguous(parameters_, &parameter<T, M>::value);
         const bool one_run = together.size() == plan_.elements;
-        if (one_run) { comm_.broadcast(together, 0); }
-        else {
+        if (one_run) {
+            comm_.broadcast(together, 0);
+        } else {
             for (const auto& p : parameters_) { comm_.broadcast(p.value, 0); }
         }
         if constexpr (std::same_as<T, master>) {
@@ -275,7 +253,8 @@ private:
             for (std::size_t i = 0; i < parameters_.size(); ++i) {
                 const auto& p = parameters_[i];
                 auto shape = p.shape.empty() ? std::vector<std::size_t>{1} : p.shape;
-                state_.push_back(state_of(fmt::format("{}/{}", p.name, what), all.sub(plan_.offsets[i], p.value.size()), std::move(shape)));
+                state_.push_back(state_of(fmt::format("{}/{}", p.name, what), all.sub(plan_.offsets[i], p.value.size()),
+                                          std::move(shape)));
             }
         };
         add("value", owned_);
@@ -285,11 +264,12 @@ private:
 
     void launch(std::size_t b) {
         const schedule::bucket& k = plan_.buckets[b];
-        in_flight_[b] = lane_.submit(bucket_names_[b], [g = gradients_.sub(k.offset, k.size), list = pieces_[b]](C& c) {
-            for (const piece& p : *list) { copy(c.queue(), p.theirs, p.packed); }
+        auto work = [g = gradients_.flat().sub(k.offset, k.size), apart = gradients_.apart(b)](C& c) {
+            detail::gradient_storage<T, Q>::pack(c.queue(), *apart);
             c.all_reduce(g, g, mean{});
-            for (const piece& p : *list) { copy(c.queue(), p.packed, p.theirs); }
-        }, queue_);
+            detail::gradient_storage<T, Q>::unpack(c.queue(), *apart);
+        };
+        in_flight_[b] = lane_.submit(bucket_names_[b], std::move(work), queue_);
     }
 
     Q queue_;
@@ -302,19 +282,16 @@ private:
     parameters<T, M> parameters_;
     schedule::bucket_plan plan_;
     std::vector<std::string> bucket_names_;
-    std::vector<std::shared_ptr<const pieces>> pieces_;
     std::vector<optimize::segment> segments_;
     std::vector<state_entry<M>> state_;
     std::uint64_t skipped_ = 0;
     std::vector<std::size_t> missing_;  // by bucket: gradients that are not ready
     std::size_t next_bucket_ = 0;
 
-    buffer<T, Q> gradient_storage_;
+    detail::gradient_storage<T, Q> gradients_;
     buffer<master, Q> owned_storage_;
     buffer<double, Q> norm_scratch_;
-    view<T, M> gradients_;
     view<master, M> owned_;
-    bool gradients_alias_ = false;
     std::optional<optimize::optimizer_state<T, Q>> moments_;
 
     // Last, so that destruction ends communication before the memory it uses is released.

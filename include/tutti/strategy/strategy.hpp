@@ -36,8 +36,7 @@ struct step_result {
 /// A tensor of the trainer.
 ///
 /// Lifetime  `value` and `gradient` stay the trainer's and must outlive the strategy.
-template <class T, memory M = host_memory>
-struct parameter {
+template <class T, memory M = host_memory> struct parameter {
     std::string name;                ///< not empty, unique
     std::vector<std::size_t> shape;  ///< its product is value.size(); empty: a scalar
     bool decay = true;               ///< weight decay applies
@@ -45,8 +44,7 @@ struct parameter {
     view<T, M> gradient;             ///< where backward accumulates; empty: the strategy brings the storage
 };
 
-template <class T, memory M = host_memory>
-using parameters = std::vector<parameter<T, M>>;
+template <class T, memory M = host_memory> using parameters = std::vector<parameter<T, M>>;
 
 /// Keeps replicas of a model in step while a trainer runs forward and backward.
 ///
@@ -67,21 +65,22 @@ using parameters = std::vector<parameter<T, M>>;
 /// Threads    one thread uses a strategy.
 template <class S>
 concept strategy = std::move_constructible<S> && queue<typename S::queue_type> &&
-    requires(S& s, parameters<typename S::element_type, typename S::memory_type>& p, std::size_t i, micro_batch m, hyper h) {
-        s.attach(p);
-        s.begin(m);
-        { s.before_use(i) } -> std::same_as<view<const typename S::element_type, typename S::memory_type>>;
-        s.after_use(i);
-        { s.gradient(i) } -> std::same_as<view<typename S::element_type, typename S::memory_type>>;
-        s.gradient_ready(i);
-        { s.step(h) } -> std::same_as<step_result>;
-        s.flush();
-        s.finish();
-        { s.state() } -> std::same_as<std::span<const state_entry<typename S::memory_type>>>;
-        s.restored();
-        s.consensus();
-        { s.queue() } -> std::same_as<typename S::queue_type>;
-    };
+    requires(S& s, parameters<typename S::element_type, typename S::memory_type>& p, std::size_t i, micro_batch m,
+             hyper h) {
+    s.attach(p);
+    s.begin(m);
+    { s.before_use(i) } -> std::same_as<view<const typename S::element_type, typename S::memory_type>>;
+    s.after_use(i);
+    { s.gradient(i) } -> std::same_as<view<typename S::element_type, typename S::memory_type>>;
+    s.gradient_ready(i);
+    { s.step(h) } -> std::same_as<step_result>;
+    s.flush();
+    s.finish();
+    { s.state() } -> std::same_as<std::span<const state_entry<typename S::memory_type>>>;
+    s.restored();
+    s.consensus();
+    { s.queue() } -> std::same_as<typename S::queue_type>;
+};
 
 /// A strategy that an outer one can work on.
 ///

@@ -35,10 +35,13 @@ inline void append_json_string(std::string& out, std::string_view text) {
     while (!text.empty()) {
         const auto c = static_cast<unsigned char>(text.front());
         std::size_t length = 1;
-        if (c == '"' || c == '\\') { (out += '\\') += text.front(); }
-        else if (c < 0x20) { ((out += "\\u00") += hex[c >> 4]) += hex[c & 15u]; }
-        else if (length = utf8_length(text); length != 0) { out += text.substr(0, length); }
-        else {
+        if (c == '"' || c == '\\') {
+            (out += '\\') += text.front();
+        } else if (c < 0x20) {
+            ((out += "\\u00") += hex[c >> 4]) += hex[c & 15u];
+        } else if (length = utf8_length(text); length != 0) {
+            out += text.substr(0, length);
+        } else {
             out += "\\ufffd";
             length = 1;
         }

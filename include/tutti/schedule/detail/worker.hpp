@@ -15,10 +15,10 @@
 #include <string_view>         // texts
 #include <thread>              // the worker
 
-#include <tutti/comm/detail/wait.hpp>       // usable_processors, relax
-#include <tutti/core/deadline.hpp>          // timeouts
-#include <tutti/core/error.hpp>             // usage_error, timeout_error
-#include <tutti/schedule/timeline.hpp>      // spans
+#include <tutti/comm/detail/wait.hpp>   // usable_processors, relax
+#include <tutti/core/deadline.hpp>      // timeouts
+#include <tutti/core/error.hpp>         // usage_error, timeout_error
+#include <tutti/schedule/timeline.hpp>  // spans
 
 namespace tutti::schedule::detail {
 
@@ -37,6 +37,13 @@ public:
     virtual ~lane_link() = default;
     /// Poisons the communicator's family; nothing once the lane is gone. From any thread.
     virtual void abort(std::string_view why) noexcept = 0;
+
+    /// abort, saying which work of which lane it was about.
+    void abort_over(std::string_view work, std::string_view what) noexcept {
+        try {
+            abort(fmt::format("'{}' on lane '{}' {}", work, name, what));
+        } catch (...) { abort(what); }  // no memory for the text
+    }
 };
 
 /// The text of an exception.
@@ -65,8 +72,7 @@ class spin_policy {
 public:
     static inline std::atomic<int> workers{0};  ///< alive in this process
 
-    template <class Ready>
-    void spin(Ready ready) const noexcept {
+    template <class Ready> void spin(Ready ready) const noexcept {
         // Each worker has a consumer: with fewer processors than that a spin steals time from what it waits for.
         if (!recent_were_short_.load(std::memory_order_relaxed) ||
             2 * workers.load(std::memory_order_relaxed) > comm::detail::usable_processors()) {
@@ -87,7 +93,7 @@ public:
 class job {
     friend class worker;
     std::string name_;
-    std::exception_ptr error_;      // written before done_ is released, constant afterwards
+    std::exception_ptr error_;  // written before done_ is released, constant afterwards
     std::atomic<bool> done_{false};
 
 public:
@@ -111,8 +117,8 @@ private:
 ///
 /// Threads  push, drain and stop: one thread at a time. await and abort: any thread.
 class worker : public lane_link {
-    std::mutex mutex_;                     // guards all below but the atomics, which it only orders
-    std::condition_variable arrived_;      // the worker sleeps here
+    std::mutex mutex_;                      // guards all below but the atomics, which it only orders
+    std::condition_variable arrived_;       // the worker sleeps here
     std::condition_variable finished_one_;  // those who wait for jobs sleep here
     std::deque<std::shared_ptr<job>> jobs_;
     std::uint64_t submitted_ = 0;
@@ -125,12 +131,14 @@ class worker : public lane_link {
     spin_policy idle_;
     spin_policy waiting_;
     std::thread thread_;
+    std::thread::id id_;  // of thread_, also while it is being joined
 
 public:
     using lane_link::lane_link;
 
     void start() {
         thread_ = std::thread([this] { loop(); });
+        id_ = thread_.get_id();
         spin_policy::workers.fetch_add(1, std::memory_order_relaxed);
     }
 
@@ -149,7 +157,7 @@ public:
     /// Blocks until the job is done. False when `timeout` passes without progress: no job of this lane finished meanwhile.
     [[nodiscard]] bool await(const job& j) {
         if (j.done()) { return true; }
-        if (std::this_thread::get_id() == thread_.get_id()) { return false; }  // it would wait for itself
+        if (std::this_thread::get_id() == id_) { return false; }  // it would wait for itself
         const deadline start = clock_type::now();
         waiting_.spin([&] { return j.done(); });
         if (!j.done()) {
@@ -163,12 +171,15 @@ public:
     /// The same, with an error that says what has not happened.
     void require_done(const job& j) {
         if (await(j)) { return; }
-        if (std::this_thread::get_id() == thread_.get_id()) {
-            throw usage_error(fmt::format("ticket: '{}' is waited for on its own lane '{}', which would never end", j.name(), name));
+        if (std::this_thread::get_id() == id_) {
+            throw usage_error(
+                fmt::format("ticket: '{}' is waited for on its own lane '{}', which would never end", j.name(), name));
         }
         const std::lock_guard lock(mutex_);
-        throw timeout_error(fmt::format("ticket: '{}' on lane '{}' did not finish, and nothing else there did, within {:.3g} s ({} jobs unfinished)",
-                                        j.name(), name, seconds(timeout), submitted_ - finished_), {});
+        throw timeout_error(fmt::format("ticket: '{}' on lane '{}' did not finish, and nothing else there did, within "
+                                        "{:.3g} s ({} jobs unfinished)",
+                                        j.name(), name, seconds(timeout), submitted_ - finished_),
+                            {});
     }
 
     /// As a consumer: the time spent here is exposed.
@@ -195,9 +206,11 @@ public:
     /// Ends the thread once all jobs are done; an unwinding or overdue lane aborts its family first.
     void stop(bool unwinding) noexcept {
         if (!thread_.joinable()) { return; }
-        if (unwinding && unfinished() != 0) { abort("a lane was destroyed by an exception with work in flight"); }
+        if (unwinding && unfinished() != 0) {
+            abort_over("all work", "was in flight when an exception destroyed the lane");
+        }
         if (!await_all()) {
-            abort("a lane was destroyed with work that did not finish in time");
+            abort_over("all work", "did not finish in time when the lane was destroyed");
             if (!await_all()) { give_up(name, "work in flight"); }
         }
         {
@@ -212,8 +225,7 @@ public:
 
 private:
     // Sleeps until `ready`; the deadline restarts with every job that finishes, so it is bounded by the jobs in the list.
-    template <class Ready>
-    bool sleep(std::unique_lock<std::mutex>& lock, Ready ready) {
+    template <class Ready> bool sleep(std::unique_lock<std::mutex>& lock, Ready ready) {
         ++sleepers_;
         bool in_time = true;
         std::uint64_t seen = finished_;
@@ -223,7 +235,9 @@ private:
             if (finished_ != seen) {
                 seen = finished_;
                 end = after(timeout);
-            } else if (late) { in_time = ready(); }
+            } else if (late) {
+                in_time = ready();
+            }
         }
         --sleepers_;
         return in_time;

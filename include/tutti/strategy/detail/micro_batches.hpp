@@ -47,6 +47,12 @@ public:
     void expect_attached(std::string_view operation) const {
         if (phase_ == phase::created) { throw usage_error(fmt::format("{}: no parameters are attached", operation)); }
     }
+    void expect_between_steps(std::string_view operation) const {
+        expect_attached(operation);
+        if (phase_ == phase::in_micro_batch) {
+            throw usage_error(fmt::format("{}: in the middle of a step", operation));
+        }
+    }
     void expect_index(std::string_view operation, std::size_t i) const {
         expect_attached(operation);
         if (i >= names_.size()) {
@@ -64,7 +70,8 @@ public:
             throw usage_error(fmt::format("begin: all {} micro-batches are done, expected a step", now_.count));
         }
         if (m.index != next || (next != 0 && m.count != now_.count)) {
-            throw usage_error(fmt::format("begin: micro-batch {} of {}, expected {} of {}", m.index, m.count, next, next == 0 ? m.count : now_.count));
+            throw usage_error(fmt::format("begin: micro-batch {} of {}, expected {} of {}", m.index, m.count, next,
+                                          next == 0 ? m.count : now_.count));
         }
         now_ = m;
         phase_ = phase::in_micro_batch;
@@ -77,7 +84,8 @@ public:
             throw usage_error(fmt::format("gradient_ready: '{}' outside a micro-batch, expected begin", names_[i]));
         }
         if (ready_[i] != 0) {
-            throw usage_error(fmt::format("gradient_ready: '{}' a second time in micro-batch {} of {}", names_[i], now_.index, now_.count));
+            throw usage_error(fmt::format("gradient_ready: '{}' a second time in micro-batch {} of {}", names_[i],
+                                          now_.index, now_.count));
         }
         ready_[i] = 1;
         ++ready_count_;
@@ -94,7 +102,7 @@ public:
     }
     void finish() {
         expect_running("finish");
-        if (phase_ != phase::between_steps) { throw usage_error("finish: in the middle of a step"); }
+        expect_between_steps("finish");
         phase_ = phase::finished;
     }
 
@@ -113,8 +121,10 @@ private:
             if (++missing <= shown) { list += fmt::format("{}'{}'", missing == 1 ? "" : ", ", names_[i]); }
         }
         if (missing > shown) { list += fmt::format(" and {} more", missing - shown); }
-        throw usage_error(fmt::format("{}: gradients not ready in micro-batch {} of {}: {}; parameters that a model does not use "
-                                      "must be left out of the list, or reported with a zero gradient", operation, now_.index, now_.count, list));
+        throw usage_error(
+            fmt::format("{}: gradients not ready in micro-batch {} of {}: {}; parameters that a model does not use "
+                        "must be left out of the list, or reported with a zero gradient",
+                        operation, now_.index, now_.count, list));
     }
 };
 

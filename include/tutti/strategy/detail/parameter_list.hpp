@@ -16,8 +16,7 @@
 namespace tutti::strategy::detail {
 
 /// "'h.0.weight', float32 [768, 3072], no decay"
-template <class T, memory M>
-[[nodiscard]] std::string describe(const parameter<T, M>& p) {
+template <class T, memory M> [[nodiscard]] std::string describe(const parameter<T, M>& p) {
     std::string shape;
     for (const std::size_t n : p.shape) { shape += fmt::format("{}{}", shape.empty() ? "" : ", ", n); }
     return fmt::format("'{}', {} [{}]{}", p.name, name_of(dtype_of<T>), shape, p.decay ? "" : ", no decay");
@@ -28,13 +27,14 @@ template <class T, memory M>
 }
 
 /// Errors: usage_error naming the parameter whose name, shape or views make no sense.
-template <class T, memory M>
-void expect_valid(const parameters<T, M>& list) {
+template <class T, memory M> void expect_valid(const parameters<T, M>& list) {
     std::unordered_set<std::string_view> names;
     for (std::size_t i = 0; i < list.size(); ++i) {
         const auto& p = list[i];
         if (p.name.empty()) { throw usage_error(fmt::format("attach: parameter {} has no name", i)); }
-        if (!names.insert(p.name).second) { throw usage_error(fmt::format("attach: two parameters are named '{}'", p.name)); }
+        if (!names.insert(p.name).second) {
+            throw usage_error(fmt::format("attach: two parameters are named '{}'", p.name));
+        }
         std::size_t product = 1;
         for (const std::size_t n : p.shape) {
             if (n != 0 && product > static_cast<std::size_t>(-1) / n) {
@@ -43,14 +43,20 @@ void expect_valid(const parameters<T, M>& list) {
             product *= n;
         }
         if (product != p.value.size()) {
-            throw usage_error(fmt::format("attach: {}: the shape has {} elements, the value {}", describe(p), product, p.value.size()));
+            throw usage_error(fmt::format("attach: {}: the shape has {} elements, the value {}", describe(p), product,
+                                          p.value.size()));
         }
         if constexpr (!std::same_as<M, phantom_memory>) {
-            if (!p.value.empty() && p.value.data() == nullptr) { throw usage_error(fmt::format("attach: {}: the value is null", describe(p))); }
-            if (!p.gradient.empty() && p.gradient.data() == nullptr) { throw usage_error(fmt::format("attach: {}: the gradient is null", describe(p))); }
+            if (!p.value.empty() && p.value.data() == nullptr) {
+                throw usage_error(fmt::format("attach: {}: the value is null", describe(p)));
+            }
+            if (!p.gradient.empty() && p.gradient.data() == nullptr) {
+                throw usage_error(fmt::format("attach: {}: the gradient is null", describe(p)));
+            }
         }
         if (!p.gradient.empty() && p.gradient.size() != p.value.size()) {
-            throw usage_error(fmt::format("attach: {}: the value has {} elements, the gradient {}", describe(p), p.value.size(), p.gradient.size()));
+            throw usage_error(fmt::format("attach: {}: the value has {} elements, the gradient {}", describe(p),
+                                          p.value.size(), p.gradient.size()));
         }
     }
 }
@@ -58,12 +64,12 @@ void expect_valid(const parameters<T, M>& list) {
 /// Collective. Errors: mismatch_error naming the first parameter in which ranks differ, and the ranks.
 template <communicator C, class T, memory M>
 void agree_on(C& comm, const parameters<T, M>& list, const std::string& setup) {
-    comm.agree(list.size(), fmt::format("attach: number of parameters (here {})", list.size()));
+    comm.agree(list.size(), fmt::format("number of parameters (here {})", list.size()));
     for (std::size_t i = 0; i < list.size(); ++i) {
         const std::string text = describe(list[i]);
-        comm.agree(hash_text(text), fmt::format("attach: parameter {} (here {})", i, text));
+        comm.agree(hash_text(text), fmt::format("parameter {} (here {})", i, text));
     }
-    comm.agree(hash_text(setup), fmt::format("attach: setup (here {})", setup));
+    comm.agree(hash_text(setup), fmt::format("setup (here {})", setup));
 }
 
 /// The one view that the given views make up in their order, or an empty view when they do not lie one behind the other.
@@ -84,8 +90,7 @@ template <class T, memory M>
 }
 
 /// out[0] = hash of `in`.
-template <memory M>
-struct hash_operation {
+template <memory M> struct hash_operation {
     static constexpr std::string_view name = "hash";
     view<const std::byte, M> in;
     view<std::uint64_t, M> out;
@@ -94,15 +99,17 @@ struct hash_operation {
 };
 
 /// Runs of elements with the same decay flag, as few as possible.
-template <class T, memory M>
-[[nodiscard]] std::vector<optimize::segment> decay_segments(const parameters<T, M>& list) {
+template <class T, memory M> [[nodiscard]] std::vector<optimize::segment> decay_segments(const parameters<T, M>& list) {
     std::vector<optimize::segment> segments;
     std::size_t first = 0;
     for (const auto& p : list) {
         const std::size_t size = p.value.size();
         if (size != 0) {
-            if (!segments.empty() && segments.back().decay == p.decay) { segments.back().count += size; }
-            else { segments.push_back({first, size, p.decay}); }
+            if (!segments.empty() && segments.back().decay == p.decay) {
+                segments.back().count += size;
+            } else {
+                segments.push_back({first, size, p.decay});
+            }
         }
         first += size;
     }

@@ -1,0 +1,239 @@
+// Timelines: totals, exposed time, steps; a trace that any JSON reader accepts, whatever the names.
+#include <doctest/doctest.h>  // checks
+
+#include <chrono>             // times
+#include <cstdio>             // the written file
+#include <fstream>            // the written file
+#include <map>                // events by name
+#include <nlohmann/json.hpp>  // an independent reader
+#include <set>                // names
+#include <sstream>            // the written file
+#include <thread>             // concurrent writers
+
+#include <tutti/comm/self.hpp>          // one rank
+#include <tutti/schedule/lane.hpp>      // who writes
+#include <tutti/schedule/timeline.hpp>  // timeline
+
+using namespace tutti;
+using namespace std::chrono_literals;
+using nlohmann::json;
+using schedule::span_kind;
+using schedule::timeline;
+
+namespace {
+
+std::vector<json> events_of(const std::string& text, const std::string& phase) {
+    std::vector<json> out;
+    const json whole = json::parse(text);
+    for (const json& e : whole.at("traceEvents")) {
+        if (e.at("ph") == phase) { out.push_back(e); }
+    }
+    return out;
+}
+
+}  // namespace
+
+TEST_CASE("summaries") {
+    const deadline start = clock_type::now();
+    timeline t(start);
+    const auto main = t.track_of(0, "main");
+    const auto lane = t.track_of(0, "lane");
+    const auto steps = t.track_of(0, "steps");
+    const auto other = t.track_of(1, "main");
+    CHECK(main == t.track_of(0, "main"));
+    CHECK(main != other);
+    const auto at = [&](int ms) { return start + std::chrono::milliseconds(ms); };
+    t.add(lane, "reduce", span_kind::work, at(0), at(8));
+    t.add(lane, "reduce", span_kind::work, at(20), at(24));
+    t.add(main, "reduce", span_kind::wait, at(5), at(8));
+    t.add(main, "reduce", span_kind::wait, at(9), at(10));
+    t.add(main, "gather", span_kind::wait, at(22), at(24));
+    t.add(main, "warm-up", span_kind::wait, at(18), at(19));  // between the steps: exposed, but of no step
+    t.add(other, "reduce", span_kind::wait, at(0), at(100));
+    t.add(steps, "step", span_kind::step, at(20), at(30));
+    t.add(steps, "step", span_kind::step, at(0), at(10));
+    CHECK(t.exposed(0) == doctest::Approx(0.007));
+    CHECK(t.exposed(1) == doctest::Approx(0.1));
+    CHECK(t.exposed(2) == 0);
+    const auto by_step = t.steps(0);
+    REQUIRE(by_step.size() == 2);
+    CHECK(by_step[0].seconds == doctest::Approx(0.01));
+    CHECK(by_step[0].exposed == doctest::Approx(0.004));
+    CHECK(by_step[1].exposed == doctest::Approx(0.002));
+    CHECK(t.steps(1).empty());
+    const auto totals = t.totals(0);
+    REQUIRE(totals.size() == 4);
+    CHECK(totals[0].name == "reduce");
+    CHECK(totals[0].kind == span_kind::work);
+    CHECK(totals[0].count == 2);
+    CHECK(totals[0].seconds == doctest::Approx(0.012));
+    CHECK(totals[1].kind == span_kind::wait);
+    CHECK(totals[1].seconds == doctest::Approx(0.004));
+    CHECK(totals[2].name == "gather");
+    CHECK(totals[3].name == "warm-up");
+    CHECK(t.size() == 9);
+    CHECK(t.dropped() == 0);
+}
+
+TEST_CASE("the trace is complete and in microseconds") {
+    const deadline start = clock_type::now();
+    timeline t(start);
+    const auto a = t.track_of(3, "lane \"x\"");
+    const auto b = t.track_of(0, "main");
+    t.add(a, "all_reduce", span_kind::work, start + 1500us, start + 1750us);
+    t.add(b, "wait", span_kind::wait, start - 10us, start + 2s);
+    const std::string text = t.chrome_trace();
+    const auto spans = events_of(text, "X");
+    REQUIRE(spans.size() == 2);
+    CHECK(spans[0].at("name") == "all_reduce");
+    CHECK(spans[0].at("cat") == "work");
+    CHECK(spans[0].at("ts").get<double>() == doctest::Approx(1500));
+    CHECK(spans[0].at("dur").get<double>() == doctest::Approx(250));
+    CHECK(spans[0].at("pid") == 3);
+    CHECK(spans[1].at("cat") == "wait");
+    CHECK(spans[1].at("ts").get<double>() == doctest::Approx(-10));
+    CHECK(spans[1].at("dur").get<double>() == doctest::Approx(2000010));
+    CHECK(spans[0].at("tid") != spans[1].at("tid"));
+    std::map<std::pair<int, int>, std::map<std::string, std::string>> names;
+    for (const json& e : events_of(text, "M")) {
+        names[{e.at("pid"), e.at("tid")}][e.at("name")] = e.at("args").at("name");
+    }
+    REQUIRE(names.size() == 2);
+    const auto& of_a = names.at({3, spans[0].at("tid")});
+    CHECK(of_a.at("process_name") == "rank 3");
+    CHECK(of_a.at("thread_name") == "lane \"x\"");
+    CHECK(names.at({0, spans[1].at("tid")}).at("thread_name") == "main");
+}
+
+TEST_CASE("an empty trace is valid") { CHECK(events_of(timeline().chrome_trace(), "X").empty()); }
+
+TEST_CASE("any name is escaped into valid JSON") {
+    timeline t;
+    std::string all;
+    for (int c = 0; c < 128; ++c) { all += static_cast<char>(c); }
+    const std::vector<std::string> valid{all, "\"\\\"", "é ü 日本 😀",
+                                         "\xf0\x90\x80\x80\xed\x9f\xbf\xee\x80\x80\xf4\x8f\xbf\xbf"};
+    const std::vector<std::string> invalid{"\xff",
+                                           "a\x80z",
+                                           "\xc0\xaf",
+                                           "\xe0\x80\xaf",
+                                           "\xed\xa0\x80",
+                                           "\xf0\x80\x80\x80",
+                                           "\xf4\x90\x80\x80",
+                                           "\xf5\x80\x80\x80",
+                                           "\xe2\x82",
+                                           "\xf0\x9f\x98",
+                                           "\xc3"};
+    const auto track = t.track_of(0, "a\nb\x01");
+    const auto now = clock_type::now();
+    for (const auto& s : valid) { t.add(track, s, span_kind::work, now, now); }
+    for (const auto& s : invalid) { t.add(track, s, span_kind::work, now, now); }
+    const auto spans = events_of(t.chrome_trace(), "X");  // the reader rejects malformed UTF-8
+    REQUIRE(spans.size() == valid.size() + invalid.size());
+    for (std::size_t i = 0; i < valid.size(); ++i) { CHECK(spans[i].at("name") == valid[i]); }
+    for (std::size_t i = valid.size(); i < spans.size(); ++i) {
+        CHECK(spans[i].at("name").get<std::string>().find("\xef\xbf\xbd") != std::string::npos);
+    }
+    CHECK(spans[valid.size() + 1].at("name") == "a\xef\xbf\xbdz");
+}
+
+TEST_CASE("traces of several processes make one document") {
+    const deadline origin = clock_type::now();
+    timeline a(origin);
+    timeline b(origin);
+    timeline nothing(origin);
+    a.add(a.track_of(0, "main"), "x", span_kind::work, origin, origin + 1ms);
+    b.add(b.track_of(1, "main"), "y", span_kind::work, origin, origin + 1ms);
+    const std::vector<std::string> parts{nothing.events(), a.events(), nothing.events(), b.events()};
+    const auto spans = events_of(timeline::document(parts), "X");
+    REQUIRE(spans.size() == 2);
+    CHECK(spans[0].at("pid") == 0);
+    CHECK(spans[1].at("pid") == 1);
+}
+
+TEST_CASE("write writes the trace or says why not") {
+    timeline t;
+    t.add(t.track_of(0, "main"), "x", span_kind::work, clock_type::now(), clock_type::now());
+    const std::string path = "tutti_timeline_test.json";
+    t.write(path);
+    std::ostringstream read;
+    read << std::ifstream(path).rdbuf();
+    CHECK(read.str() == t.chrome_trace());
+    std::remove(path.c_str());
+    try {
+        t.write("no_such_folder/trace.json");
+        FAIL("written into a folder that does not exist");
+    } catch (const backend_error& e) {
+        CHECK(std::string(e.what()) == "timeline: cannot write 'no_such_folder/trace.json': No such file or directory");
+        CHECK(e.context().backend_code == 2);
+    }
+    if (std::FILE* full = std::fopen("/dev/full", "w")) {  // opens, then has no room
+        std::fclose(full);
+        CHECK_THROWS_AS(t.write("/dev/full"), backend_error);
+    }
+}
+
+TEST_CASE("several threads write at once") {
+    timeline t;
+    std::vector<std::thread> writers;
+    for (int r = 0; r < 4; ++r) {
+        writers.emplace_back([&t, r] {
+            for (int i = 0; i < 500; ++i) {
+                const schedule::scoped_span span(&t, t.track_of(r, "main"), i % 2 == 0 ? "even" : "odd");
+            }
+        });
+    }
+    for (auto& w : writers) { w.join(); }
+    CHECK(t.size() == 2000);
+    for (int r = 0; r < 4; ++r) {
+        const auto totals = t.totals(r);
+        REQUIRE(totals.size() == 2);
+        CHECK(totals[0].count == 250);
+        CHECK(totals[1].count == 250);
+    }
+}
+
+TEST_CASE("lanes record work where it ran and waits where they blocked") {
+    timeline t;
+    using self = comm::self<host_queue>;
+    self world{};
+    {
+        schedule::lane lane(world.duplicate("side"), {.trace = &t, .trace_rank = 5, .consumer = "trainer"});
+        auto slow = lane.submit("slow", [](self&) { std::this_thread::sleep_for(20ms); });
+        slow.wait(host_queue{});
+        slow.wait(host_queue{});  // done: not exposed
+        auto hidden = lane.submit("hidden", [](self&) { std::this_thread::sleep_for(5ms); });
+        lane.drain();
+        hidden.wait(host_queue{});
+        auto behind = lane.submit(
+            "behind", [](self&) {}, hidden);
+        lane.drain();
+    }
+    const auto spans = events_of(t.chrome_trace(), "X");
+    std::map<std::string, std::map<std::string, double>> seconds;
+    std::map<std::string, std::set<int>> tracks;
+    for (const json& e : spans) {
+        seconds[e.at("cat")][e.at("name")] += 1e-6 * e.at("dur").get<double>();
+        tracks[e.at("cat")].insert(e.at("tid").get<int>());
+        CHECK(e.at("pid") == 5);
+    }
+    CHECK(seconds.at("work").size() == 3);
+    CHECK(seconds.at("work").at("slow") >= 0.02);
+    CHECK(seconds.at("work").at("hidden") >= 0.005);
+    CHECK(seconds.at("wait").size() == 1);
+    CHECK(seconds.at("wait").at("slow") > 0.015);
+    CHECK(tracks.at("work") != tracks.at("wait"));
+    CHECK(t.exposed(5) == doctest::Approx(seconds.at("wait").at("slow")).epsilon(1e-3));
+    std::set<std::string> threads;
+    for (const json& e : events_of(t.chrome_trace(), "M")) {
+        if (e.at("name") == "thread_name") { threads.insert(e.at("args").at("name").get<std::string>()); }
+    }
+    CHECK(threads == std::set<std::string>{"self/side", "trainer"});
+}
+
+TEST_CASE("a null timeline records nothing and costs no clock reading") {
+    const schedule::scoped_span span(nullptr, 0, "x");
+    schedule::lane lane(comm::self<host_queue>{});
+    auto t = lane.submit("x", [](comm::self<host_queue>&) {});
+    CHECK_NOTHROW(t.wait(host_queue{}));
+}
