@@ -33,6 +33,7 @@
 #include <tutti/comm/front.hpp>
 #include <tutti/comm/self.hpp>
 #include <tutti/comm/shaped.hpp>
+#include <tutti/comm/store.hpp>
 #include <tutti/comm/threads.hpp>
 #include <tutti/comm/topology.hpp>
 

@@ -8,6 +8,7 @@
 #include <optional>   // events
 #include <utility>    // exchange
 
+#include <tutti/comm/communicator.hpp>       // communicator
 #include <tutti/core/queue.hpp>              // queue
 #include <tutti/schedule/detail/worker.hpp>  // job
 
