@@ -93,17 +93,18 @@ public:
     }
 };
 
-/// max and min as MPI sees them, one a (dtype, operator): the library's own loops, which let NaN win, and which know that
-/// unsigned types have no sign (MPICH 4.0.2 forgets). An MPI_Op is made at its first use and kept until the process ends.
-class mpi_extremes {
+/// Operators that MPI cannot be trusted with, one a (dtype, operator): the library's own loops. max and min let NaN win and
+/// know that unsigned types have no sign (MPICH 4.0.2 forgets); sums of 8- and 16-bit integers wrap (the vector units of
+/// Open MPI 4.1 saturate them). An MPI_Op is made at its first use and kept until the process ends.
+class mpi_own_operators {
     static constexpr std::size_t types = static_cast<std::size_t>(dtype::uint64) + 1;
     struct entry {
         std::atomic<reduce_function> loop{nullptr};
         std::once_flag once;
         MPI_Op op = MPI_OP_NULL;
     };
-    [[nodiscard]] static std::array<entry, 2 * types>& entries() noexcept {
-        static std::array<entry, 2 * types> table;
+    [[nodiscard]] static std::array<entry, 3 * types>& entries() noexcept {
+        static std::array<entry, 3 * types> table;
         return table;
     }
     // An MPI operator is a plain function that is told nothing but the data: one function an entry.
@@ -120,11 +121,12 @@ class mpi_extremes {
 public:
     /// `loop` is the caller's instance of the (dtype, operator) loop; all instances of one pair do the same.
     [[nodiscard]] static MPI_Op get(dtype t, op_kind k, reduce_function loop) {
-        const std::size_t i = static_cast<std::size_t>(t) + (k == op_kind::max ? 0 : types);
+        const std::size_t column = k == op_kind::max ? 0 : k == op_kind::min ? 1 : 2;
+        const std::size_t i = static_cast<std::size_t>(t) + column * types;
         entry& e = entries()[i];
         e.loop.store(loop, std::memory_order_relaxed);
         std::call_once(e.once, [&] {
-            MPI_User_function* const f = function(i, std::make_index_sequence<2 * types>{});
+            MPI_User_function* const f = function(i, std::make_index_sequence<3 * types>{});
             expect_success(MPI_Op_create(f, 1, &e.op), "MPI_Op_create", context_named(name_of(k)));
         });
         return e.op;
@@ -159,8 +161,9 @@ struct mpi_reduction {
     case dtype::uint64: how.type = MPI_UINT64_T; break;
     case dtype::byte: throw usage_error("mpi: bytes cannot be reduced");
     }
-    if (k == op_kind::max || k == op_kind::min) {
-        how.op = mpi_extremes::get(t, k, loop);
+    const bool narrow_integer = t == dtype::int8 || t == dtype::uint8 || t == dtype::int16 || t == dtype::uint16;
+    if (k == op_kind::max || k == op_kind::min || (k == op_kind::sum && narrow_integer)) {
+        how.op = mpi_own_operators::get(t, k, loop);
         return how;
     }
     how.op = k == op_kind::product ? MPI_PROD : MPI_SUM;
