@@ -3,14 +3,15 @@
 #
 #   tutti_add_test(NAME core.philox SOURCES philox.cpp [LIBRARIES tutti::blas ...] [LABELS unit ...] [TIMEOUT s] ...)
 #   tutti_add_mpi_test(NAME comm.mpi SOURCES mpi.cpp RANKS 1 2 4 [...])
-#   tutti_add_gpu_test(NAME gpu.philox SOURCES philox.cu [...])    # needs TUTTI_WITH_CUDA
+#   tutti_add_test(NAME gpu.philox SOURCES philox.cu LABELS gpu)    # skipped without TUTTI_WITH_CUDA
 #   tutti_add_skipped_test(NAME x REASON "no nvcc" [LABELS ...])
 #
-# Common arguments of the first three:
+# Common arguments of all but the last:
 #   LIBRARIES        besides tutti::tutti and doctest
 #   LABELS           unit (default) conformance mpi headers compile_fail package data gpu long sanitize.
 #                    sanitize: also built by the target sanitizer_tests, for the presets tsan and asan-ubsan;
-#                    gpu: also built by the target gpu_tests, for the preset cuda
+#                    gpu: also built by the target gpu_tests, for the preset cuda; alone on the device; the program
+#                    calls tutti::test::skip where there is none
 #   TIMEOUT          seconds; default 60 (mpi: 120); multiplied in sanitizer builds
 #   PROCESSORS       how many cores the test keeps busy, so that ctest does not start others beside it; default 1
 #   COMPILE_OPTIONS  for this test alone, such as -march=native
@@ -28,6 +29,9 @@ function(tutti_set_test_properties name)
   math(EXPR timeout "${arg_TIMEOUT} * ${TUTTI_TEST_TIMEOUT_FACTOR}")
   set_tests_properties(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${timeout} PROCESSORS ${arg_PROCESSORS}
     SKIP_RETURN_CODE 77 ENVIRONMENT "${TUTTI_TEST_ENVIRONMENT}")
+  if("gpu" IN_LIST arg_LABELS)
+    set_tests_properties(${name} PROPERTIES RESOURCE_LOCK gpu)
+  endif()
 endfunction()
 
 # The program of a test: a target named like the test, with '_' for '.'.
@@ -59,13 +63,10 @@ function(tutti_add_skipped_test)
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" SKIP_REGULAR_EXPRESSION "skipped: ")
 endfunction()
 
-set(tutti_test_options OWN_MAIN)
-set(tutti_test_values NAME TIMEOUT PROCESSORS EXPECT_FAILURE)
-set(tutti_test_lists SOURCES LIBRARIES LABELS COMPILE_OPTIONS ARGUMENTS RANKS)
-
-# Parses the arguments of tutti_add_test into arg_*, refuses what it does not know, and fills the defaults.
+# Parses the arguments of the calling function into arg_*, refuses what it does not know, and fills the defaults.
 macro(tutti_parse_test timeout label)
-  cmake_parse_arguments(arg "${tutti_test_options}" "${tutti_test_values}" "${tutti_test_lists}" ${ARGN})
+  cmake_parse_arguments(PARSE_ARGV 0 arg "OWN_MAIN" "NAME;TIMEOUT;PROCESSORS;EXPECT_FAILURE"
+    "SOURCES;LIBRARIES;LABELS;COMPILE_OPTIONS;ARGUMENTS;RANKS")
   if(arg_UNPARSED_ARGUMENTS OR arg_KEYWORDS_MISSING_VALUES OR NOT arg_NAME)
     message(FATAL_ERROR "test '${arg_NAME}': bad arguments ${arg_UNPARSED_ARGUMENTS} ${arg_KEYWORDS_MISSING_VALUES}")
   endif()
@@ -84,14 +85,18 @@ macro(tutti_parse_test timeout label)
   endif()
   set(arg_BEHIND)
   if(arg_EXPECT_FAILURE)
-    set(arg_BEHIND ${CMAKE_COMMAND} "-DEXPECT=${arg_EXPECT_FAILURE}" -P ${PROJECT_SOURCE_DIR}/cmake/expect_failure.cmake
-      --)
+    string(REPLACE ";" "\\;" expect "${arg_EXPECT_FAILURE}")
+    set(arg_BEHIND ${CMAKE_COMMAND} "-DEXPECT=${expect}" -P ${PROJECT_SOURCE_DIR}/cmake/expect_failure.cmake --)
   endif()
   string(REPLACE "." "_" arg_TARGET ${arg_NAME})
 endmacro()
 
 function(tutti_add_test)
-  tutti_parse_test(60 unit ${ARGN})
+  tutti_parse_test(60 unit)
+  if("gpu" IN_LIST arg_LABELS AND NOT TUTTI_WITH_CUDA)
+    tutti_add_skipped_test(NAME ${arg_NAME} LABELS ${arg_LABELS} REASON "TUTTI_WITH_CUDA is OFF (see ./dev gpu-test)")
+    return()
+  endif()
   tutti_add_test_program(${arg_NAME} tutti_test_main ${arg_FLAGS} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES}
     LABELS ${arg_LABELS} COMPILE_OPTIONS ${arg_COMPILE_OPTIONS})
   add_test(NAME ${arg_NAME}
@@ -99,22 +104,11 @@ function(tutti_add_test)
   tutti_set_test_properties(${arg_NAME} TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS} LABELS ${arg_LABELS})
 endfunction()
 
-# A test that runs on a device: labeled gpu, alone on it; the program calls tutti::test::skip where there is no device.
-function(tutti_add_gpu_test)
-  tutti_parse_test(120 gpu ${ARGN})
-  if(NOT TUTTI_WITH_CUDA)
-    tutti_add_skipped_test(NAME ${arg_NAME} LABELS ${arg_LABELS} REASON "TUTTI_WITH_CUDA is OFF; run ./dev gpu-test")
-    return()
-  endif()
-  tutti_add_test(${ARGN} LABELS gpu)
-  set_tests_properties(${arg_NAME} PROPERTIES RESOURCE_LOCK gpu)
-endfunction()
-
 # --- MPI -------------------------------------------------------------------------------------------------------------
 include(mpirun)
 
 function(tutti_add_mpi_test)
-  tutti_parse_test(120 mpi ${ARGN})
+  tutti_parse_test(120 mpi)
   if(NOT arg_RANKS)
     message(FATAL_ERROR "MPI test '${arg_NAME}' has no RANKS")
   endif()
