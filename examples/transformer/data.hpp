@@ -28,8 +28,8 @@ public:
 
 /// What a folder given as data contributes.
 [[nodiscard]] inline bool is_text(const std::filesystem::path& file) {
-    constexpr std::array<std::string_view, 9> suffixes{".md",  ".txt", ".hpp",   ".cpp", ".cuh",
-                                                       ".cu",  ".h",   ".cmake", ".py"};
+    constexpr std::array<std::string_view, 9> suffixes{".md", ".txt", ".hpp",   ".cpp", ".cuh",
+                                                       ".cu", ".h",   ".cmake", ".py"};
     return std::find(suffixes.begin(), suffixes.end(), file.extension().string()) != suffixes.end();
 }
 
@@ -73,7 +73,7 @@ class corpus {
 
 public:
     /// Errors  bad_input when either part is shorter than one sequence and its next byte.
-    corpus(std::vector<std::uint8_t> text, int context) : text_(std::move(text)), training_(text_.size() / 10 * 9) {
+    corpus(std::vector<std::uint8_t> text, int context) : text_(std::move(text)), training_(text_.size() * 9 / 10) {
         const auto sequence = static_cast<std::size_t>(context) + 1;
         if (training_ < sequence || text_.size() - training_ < sequence) {
             throw bad_input(fmt::format("--data: {} bytes are too few: a tenth is kept for validation, and a context "

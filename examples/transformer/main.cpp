@@ -35,7 +35,8 @@ void print_results(const options& o, const corpus& text, const result& r) {
     const double bits = r.validation_loss() / std::log(2.0);
     fmt::print("{} parameters, {} bytes of text ({} to train on), {} {} ({}, {}, {})\n", r.parameters, text.size(),
                text.training().size(), o.ranks, o.ranks == 1 ? "rank" : "ranks", o.pipeline, o.backend, o.precision);
-    fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s, exposed communication {:.1f} % of it, {} bytes sent per rank and step\n",
+    fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s, exposed communication {:.1f} % of it, {} bytes sent per rank "
+               "and step\n",
                o.steps, r.total_seconds, tokens_of(o) / r.total_seconds, 100 * r.exposed_seconds / r.total_seconds,
                r.wire_bytes_per_step);
     fmt::print("loss {:.3f} -> {:.3f} nats per byte; validation {:.4f} nats per byte, {:.3f} bits per byte\n",
@@ -45,11 +46,11 @@ void print_results(const options& o, const corpus& text, const result& r) {
         if (c != '\n' && (c < ' ' || c > '~')) { c = '?'; }  // half-learned UTF-8 would confuse the terminal
     }
     fmt::print("---- the model writes ----\n{}\n--------------------------\n", sample);
-    fmt::print("report   {}\ntrace    {}  (open it in https://ui.perfetto.dev)\npicture  {}\n", o.report, o.trace, o.plot);
+    fmt::print("report   {}\ntrace    {}  (open it in https://ui.perfetto.dev)\npicture  {}\n", o.report, o.trace,
+               o.plot);
 }
 
-template <class Comm>
-void run_rank(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+template <class Comm> void run_rank(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
     const result r = o.precision == "double" ? pipelines_known::run<double>(world, o, text, origin)
                                              : pipelines_known::run<float>(world, o, text, origin);
     if (world.rank() != 0) { return; }
@@ -67,10 +68,11 @@ std::vector<std::string> own_sources() {
     return paths;
 }
 
-/// All that can be refused, in an order that answers the cheap questions first.
-corpus prepare(options& o, int processes) {
+/// All that can be refused, the cheap questions first. `writes`: this process will write the results.
+corpus prepare(options& o, int processes, bool writes) {
     complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
     corpus text(read_text(o.data.empty() ? own_sources() : o.data), o.model.context);
+    if (writes) { claim_files(o); }
     one_thread_per_rank();
     return text;
 }
@@ -80,14 +82,39 @@ void run_threads(options& o) {
         throw bad_input(fmt::format("--backend: 'threads' under mpirun would train {} times over; use --backend mpi",
                                     launched_processes()));
     }
-    const corpus text = prepare(o, 0);
+    const corpus text = prepare(o, 0, true);
     const tutti::deadline origin = tutti::clock_type::now();
     tutti::comm::threads::launch(o.ranks, [&](tutti::comm::threads& world) { run_rank(world, o, text, origin); });
 }
 
+#if TRANSFORMER_WITH_MPI
+int run_mpi(int argc, char** argv, options& o) {
+    return tutti::comm::mpi::launch(argc, argv, [&](tutti::comm::mpi& world) {
+        std::optional<corpus> text;
+        std::string refused;
+        try {
+            text.emplace(prepare(o, world.size(), world.rank() == 0));
+        } catch (const bad_input& e) { refused = e.what(); }
+        // A file may be readable on one machine and not on another: the first rank that refuses speaks, and all end.
+        const auto answers = world.gather_control({refused.empty() ? 0u : 1u, 0, 0, 0});
+        for (std::size_t r = 0; r < answers.size(); ++r) {
+            if (answers[r][0] == 0) { continue; }
+            if (static_cast<std::size_t>(world.rank()) == r) { fmt::print(stderr, "transformer: {}\n", refused); }
+            return 2;
+        }
+        world.agree(tutti::hash_bytes(tutti::as_bytes(tutti::view<const std::uint8_t>(text->training()))),
+                    "training text");
+        world.barrier();  // machines share no clock: they agree on this moment as the traces' time zero
+        run_rank(world, o, *text, tutti::clock_type::now());
+        return 0;
+    });
+}
+#endif
+
 /// Parses the command line. Returns the exit code when there is nothing to run.
 std::optional<int> parse(int argc, char** argv, options& o) {
-    CLI::App app("Trains a decoder-only transformer on bytes, over ranks that are threads or MPI processes.", "transformer");
+    CLI::App app("Trains a decoder-only transformer on bytes, over ranks that are threads or MPI processes.",
+                 "transformer");
     declare(app, o, pipelines_known::help());
     try {
         app.parse(argc, argv);
@@ -114,9 +141,13 @@ int main(int argc, char** argv) {
     try {
         options o;
         if (const auto code = parse(argc, argv, o)) { return *code; }
-        if (o.backend == "threads") { run_threads(o); }
+        if (o.backend == "threads") {
+            run_threads(o);
+        }
 #if TRANSFORMER_WITH_MPI
-        else if (o.backend == "mpi") { run_mpi(o); }
+        else if (o.backend == "mpi") {
+            return run_mpi(argc, argv, o);
+        }
 #endif
         else {
             throw bad_input(fmt::format("--backend: '{}' is not one of {}", o.backend,

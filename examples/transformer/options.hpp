@@ -5,12 +5,12 @@
 #include <cmath>       // isfinite
 #include <cstdint>     // seed
 #include <filesystem>  // default paths
+#include <limits>      // largest seed
 #include <string>      // names
 #include <vector>      // data paths
 
 #include <CLI/CLI.hpp>               // command line
 #include <tutti/optimize/adamw.hpp>  // optimizer
-#include <unistd.h>                  // access
 
 #include "data.hpp"
 
@@ -69,12 +69,18 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--micro-batch", o.micro_batch,
                    "sequences a rank computes at a time, accumulating gradients; default: up to 256 tokens")
         ->check(within(1, 1'000'000));
-    app.add_option("--context", o.model.context, "tokens per sequence")->check(within(1, 65'536))->capture_default_str();
+    app.add_option("--context", o.model.context, "tokens per sequence")
+        ->check(within(1, 65'536))
+        ->capture_default_str();
     app.add_option("--layers", o.model.layers, "layers")->check(within(1, 1000))->capture_default_str();
     app.add_option("--heads", o.model.heads, "attention heads")->check(within(1, 1000))->capture_default_str();
-    app.add_option("--width", o.model.width, "width of the residual stream")->check(within(1, 65'536))->capture_default_str();
+    app.add_option("--width", o.model.width, "width of the residual stream")
+        ->check(within(1, 65'536))
+        ->capture_default_str();
     app.add_option("--lr", o.learning_rate, "peak learning rate")->capture_default_str();
-    app.add_option("--seed", o.seed, "of initial weights, samples and generated text")->capture_default_str();
+    app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
+        ->check(within(0, std::numeric_limits<long>::max()))
+        ->capture_default_str();
     app.add_option("--precision", o.precision, "float or double")->capture_default_str();
     app.add_option("--eval-every", o.eval_every, "steps between validations")
         ->check(within(1, 100'000'000))
@@ -92,16 +98,16 @@ inline void require(bool holds, const std::string& otherwise) {
     if (!holds) { throw bad_input(otherwise); }
 }
 
-/// A file that can be written later: its folder is there, or can be made.
-inline void require_writable(const char* option, const std::string& path) {
+/// What may become a file: not a folder, nor below a file.
+inline void require_file_name(const char* option, const std::string& path) {
     namespace fs = std::filesystem;
     std::error_code ignored;
     require(!path.empty(), fmt::format("{}: no file name given", option));
     require(!fs::is_directory(path, ignored), fmt::format("{}: '{}' is a folder", option, path));
     fs::path folder = fs::absolute(path).parent_path();
     while (!fs::exists(folder, ignored) && folder.has_relative_path()) { folder = folder.parent_path(); }
-    require(fs::is_directory(folder, ignored) && ::access(folder.c_str(), W_OK) == 0,
-            fmt::format("{}: '{}' cannot be written: no permission in '{}'", option, path, folder.string()));
+    require(fs::is_directory(folder, ignored),
+            fmt::format("{}: '{}' cannot be written: '{}' is not a folder", option, path, folder.string()));
 }
 
 }  // namespace detail
@@ -119,11 +125,13 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
             fmt::format("--ranks: pipeline '{}' is for 1 rank, not {}", o.pipeline, o.ranks));
     require(processes == 0 || o.ranks == processes,
             fmt::format("--ranks: {} asked for, but mpirun started {}", o.ranks, processes));
-    require(o.batch % o.ranks == 0, fmt::format("--batch: {} sequences cannot be divided among {} ranks", o.batch, o.ranks));
+    require(o.batch % o.ranks == 0,
+            fmt::format("--batch: {} sequences cannot be divided among {} ranks", o.batch, o.ranks));
     const int part = o.batch / o.ranks;
     if (o.micro_batch == 0) { o.micro_batch = cached_micro_batch(part, o.model.context); }
-    require(part % o.micro_batch == 0,
-            fmt::format("--micro-batch: a rank's {} sequences cannot be divided into parts of {}", part, o.micro_batch));
+    require(
+        part % o.micro_batch == 0,
+        fmt::format("--micro-batch: a rank's {} sequences cannot be divided into parts of {}", part, o.micro_batch));
     constexpr long most_tokens = 1L << 24;  // extents of matrices are int, and so are CBLAS's
     require(static_cast<long>(o.micro_batch) * o.model.context <= most_tokens,
             fmt::format("--micro-batch: {} sequences of {} tokens are more than {} tokens at a time", o.micro_batch,
@@ -133,9 +141,9 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     const std::filesystem::path folder = std::filesystem::path(o.report).parent_path();
     if (o.trace.empty()) { o.trace = (folder / "trace.json").string(); }
     if (o.plot.empty()) { o.plot = (folder / "loss.svg").string(); }
-    detail::require_writable("--report", o.report);
-    detail::require_writable("--trace", o.trace);
-    detail::require_writable("--plot", o.plot);
+    detail::require_file_name("--report", o.report);
+    detail::require_file_name("--trace", o.trace);
+    detail::require_file_name("--plot", o.plot);
     require(o.report != o.trace && o.report != o.plot && o.trace != o.plot,
             "--report, --trace and --plot: two of them name the same file");
 }

@@ -27,10 +27,15 @@ namespace detail {
 [[nodiscard]] inline std::string escaped(const std::string& text) {
     std::string out;
     for (const char c : text) {
-        if (c == '&') { out += "&amp;"; }
-        else if (c == '<') { out += "&lt;"; }
-        else if (c == '>') { out += "&gt;"; }
-        else { out += c; }
+        if (c == '&') {
+            out += "&amp;";
+        } else if (c == '<') {
+            out += "&lt;";
+        } else if (c == '>') {
+            out += "&gt;";
+        } else {
+            out += c;
+        }
     }
     return out;
 }
@@ -38,7 +43,8 @@ namespace detail {
 }  // namespace detail
 
 /// Both curves are finite; `validation` is not empty.
-[[nodiscard]] inline std::string loss_picture(const std::string& title, const curve& training, const curve& validation) {
+[[nodiscard]] inline std::string loss_picture(const std::string& title, const curve& training,
+                                              const curve& validation) {
     constexpr double width = 860, height = 500, left = 64, right = 28, top = 56, bottom = 56;
     double low = 1e300, high = -1e300;
     int last_step = 1;
@@ -55,11 +61,12 @@ namespace detail {
     const auto x_of = [&](double step) { return left + (width - left - right) * step / last_step; };
     const auto y_of = [&](double loss) { return top + (height - top - bottom) * (high - loss) / (high - low); };
 
-    std::string svg = fmt::format(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
-        "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n<rect width=\"{0}\" height=\"{1}\" fill=\"#fff\"/>\n"
-        "<text x=\"{2}\" y=\"28\" font-size=\"16\">{3}</text>\n",
-        width, height, left, detail::escaped(title));
+    std::string svg =
+        fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
+                    "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n<rect width=\"{0}\" height=\"{1}\" "
+                    "fill=\"#fff\"/>\n"
+                    "<text x=\"{2}\" y=\"28\" font-size=\"16\">{3}</text>\n",
+                    width, height, left, detail::escaped(title));
     const auto text = [&](double x, double y, const char* anchor, const std::string& what) {
         svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, what);
     };
@@ -75,12 +82,15 @@ namespace detail {
     }
     svg += fmt::format("<path d=\"M{} {}H{}\" stroke=\"#888\"/>\n", left, height - bottom, width - right);
     text((left + width - right) / 2, height - 14, "middle", "step");
-    svg += fmt::format("<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss, nats per byte</text>\n",
-                       (top + height - bottom) / 2);
+    svg += fmt::format(
+        "<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss, nats per byte</text>\n",
+        (top + height - bottom) / 2);
 
     const auto line = [&](const curve& c, const char* style) {
         std::string path;
-        for (const auto& [step, loss] : c) { path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x_of(step), y_of(loss)); }
+        for (const auto& [step, loss] : c) {
+            path += fmt::format("{}{:.1f} {:.1f}", path.empty() ? "M" : "L", x_of(step), y_of(loss));
+        }
         svg += fmt::format("<path d=\"{}\" fill=\"none\" {}/>\n", path, style);
     };
     curve mean;  // over the last 2 % of all steps, so that it lags little

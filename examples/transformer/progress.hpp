@@ -20,9 +20,9 @@ class progress {
     bool quiet_;
     bool terminal_ = ::isatty(STDERR_FILENO) != 0;
     bool line_open_ = false;
-    double loss_ = 0;        // exponential mean: one batch says little
-    double training_ = 0;    // seconds in steps
-    double recent_rate_ = 0; // tokens/s, exponential mean
+    double loss_ = 0;         // exponential mean: one batch says little
+    double training_ = 0;     // seconds in steps
+    double recent_rate_ = 0;  // tokens/s, exponential mean
     clock::time_point shown_{};
 
 public:

@@ -8,6 +8,8 @@
 #include <stdexcept>     // runtime_error
 #include <string>        // names
 #include <system_error>  // why a file could not be written
+#include <utility>       // pair
+#include <vector>        // folders made
 
 #include <fmt/format.h>       // hash
 #include <nlohmann/json.hpp>  // report
@@ -64,6 +66,33 @@ struct result {
           {"compute", r.compute_seconds},
           {"exposed_communication", r.exposed_seconds}}},
     };
+}
+
+/// Makes sure, before the training, that its results can be written: makes the folders, opens and removes each file's neighbor.
+/// Errors  bad_input names the option; folders made until then are gone again.
+inline void claim_files(const options& o) {
+    namespace fs = std::filesystem;
+    std::vector<fs::path> made;
+    const std::pair<const char*, const std::string*> files[] = {
+        {"--report", &o.report}, {"--trace", &o.trace}, {"--plot", &o.plot}};
+    for (const auto& [option, path] : files) {
+        std::error_code failed;
+        std::vector<fs::path> missing;
+        for (fs::path f = fs::absolute(*path).parent_path(); !fs::exists(f); f = f.parent_path()) {
+            missing.push_back(f);
+        }
+        for (auto f = missing.rbegin(); f != missing.rend() && !failed; ++f) {
+            if (fs::create_directory(*f, failed)) { made.push_back(*f); }
+        }
+        const std::string neighbor = *path + ".unfinished";
+        if (!failed && !std::ofstream(neighbor)) { failed = std::error_code(errno, std::generic_category()); }
+        if (failed) {
+            std::error_code ignored;
+            for (auto f = made.rbegin(); f != made.rend(); ++f) { fs::remove(*f, ignored); }
+            throw bad_input(fmt::format("{}: cannot write '{}': {}", option, *path, failed.message()));
+        }
+        fs::remove(neighbor);
+    }
 }
 
 /// Through a neighbor and a rename: a reader never sees half a file, and a failure keeps the old one.

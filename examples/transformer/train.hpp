@@ -160,7 +160,8 @@ template <class Pipeline, class T, class Comm>
         const auto begin = clock::now();
         for (int m = 0; m < micro_batches; ++m) {
             strategy.begin({m, micro_batches});
-            draw(b, text.training(), o.seed, first_of(step, m), static_cast<std::size_t>(o.micro_batch), o.model.context);
+            draw(b, text.training(), o.seed, first_of(step, m), static_cast<std::size_t>(o.micro_batch),
+                 o.model.context);
             {
                 const scoped_span forward(&trace, track, "forward");
                 loss += net.forward(strategy, b.in, b.targets, o.model.context);
@@ -172,7 +173,8 @@ template <class Pipeline, class T, class Comm>
             strategy.step({.learning_rate = rate(static_cast<std::uint64_t>(step)), .clip_norm = o.clip_norm});
         step_seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
         if (stepped.skipped) {  // on all ranks at once
-            throw std::runtime_error(fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
+            throw std::runtime_error(
+                fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
         }
         loss /= static_cast<double>(part) * o.model.context;
         losses[static_cast<std::size_t>(step)] = loss;
@@ -206,7 +208,9 @@ template <class Pipeline, class T, class Comm>
         return v;
     };
     losses = mean(std::move(losses));
-    for (int step = 0; step < o.steps; ++step) { r.training.emplace_back(step + 1, losses[static_cast<std::size_t>(step)]); }
+    for (int step = 0; step < o.steps; ++step) {
+        r.training.emplace_back(step + 1, losses[static_cast<std::size_t>(step)]);
+    }
     double total = 0;
     for (const double s : step_seconds) { total += s; }
     const auto seconds = mean({total, exposed, detail::median(step_seconds)});

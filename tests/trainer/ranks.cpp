@@ -1,7 +1,7 @@
 // The same run on 1, 2, 3 and 4 ranks, in one micro-batch or several, with or without communication: the same losses.
-#include <array>    // rank counts
-#include <mutex>    // counting ranks
-#include <vector>   // tiny text
+#include <array>   // rank counts
+#include <mutex>   // counting ranks
+#include <vector>  // tiny text
 
 #include <doctest/doctest.h>
 
@@ -35,8 +35,10 @@ TEST_CASE_TEMPLATE("losses do not depend on the number of ranks", T, double, flo
         CHECK(distance(together, alone) <= bar<T>);
         // 2 (n - 1) / n of the gradients leave each rank; buckets are cut into n slices, of which a rank may miss the extra element.
         const auto n = static_cast<std::uint64_t>(ranks);
-        const double dense = 2.0 * static_cast<double>(n - 1) / static_cast<double>(n) * static_cast<double>(together.parameters * sizeof(T));
-        CHECK(std::abs(static_cast<double>(together.wire_bytes_per_step) - dense) <= 64.0 * static_cast<double>(n * sizeof(T)));
+        const double dense = 2.0 * static_cast<double>(n - 1) / static_cast<double>(n) *
+                             static_cast<double>(together.parameters * sizeof(T));
+        CHECK(std::abs(static_cast<double>(together.wire_bytes_per_step) - dense) <=
+              64.0 * static_cast<double>(n * sizeof(T)));
     }
 }
 
@@ -111,7 +113,8 @@ TEST_CASE("validation covers the whole text once, whatever ranks, micro-batch an
         fixed weights{net.parameters()};
         for (std::size_t w = 0; w <= 20; ++w) {
             const std::size_t length = w < 20 ? 16 : 7;
-            expected += net.forward(weights, validation.subspan(w * 16, length), validation.subspan(w * 16 + 1, length), static_cast<int>(length));
+            expected += net.forward(weights, validation.subspan(w * 16, length), validation.subspan(w * 16 + 1, length),
+                                    static_cast<int>(length));
         }
         expected /= 20 * 16 + 7;
     }

@@ -20,7 +20,9 @@ namespace trainer_test {
     std::vector<std::uint8_t> text;
     for (std::uint64_t i = 0; text.size() < 20'000; ++i) {
         const auto word = tutti::random_stream{.seed = 5}.below(i, 16);
-        for (std::uint64_t k = 0; k < 2 + word % 5; ++k) { text.push_back(static_cast<std::uint8_t>('a' + (word * 7 + k * 3) % 26)); }
+        for (std::uint64_t k = 0; k < 2 + word % 5; ++k) {
+            text.push_back(static_cast<std::uint8_t>('a' + (word * 7 + k * 3) % 26));
+        }
         text.push_back(' ');
     }
     return {std::move(text), context};

@@ -20,8 +20,8 @@ struct local {
     template <class T, class Comm> using strategy = tutti::strategy::local<tutti::optimize::adamw, T>;
 
     template <class T, class Comm>
-    [[nodiscard]] static strategy<T, Comm> make(Comm, const options& o, tutti::schedule::timeline*) {
-        return strategy<T, Comm>(tutti::comm::self<tutti::host_queue>(), o.optimizer());
+    [[nodiscard]] static strategy<T, Comm> make(Comm, const options& o, tutti::schedule::timeline* trace) {
+        return strategy<T, Comm>(tutti::comm::self<tutti::host_queue>(), o.optimizer(), {.trace = trace});
     }
 };
 

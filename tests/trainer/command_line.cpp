@@ -1,0 +1,263 @@
+// The trainer as a program: what it refuses (one line, exit code 2, nothing written), and what it leaves behind.
+#include <algorithm>  // count
+#include <cmath>      // log
+#include <string>     // arguments
+#include <vector>     // cases
+
+#include <doctest/doctest.h>
+
+#include "program.hpp"
+
+namespace {
+
+using namespace trainer_test;
+
+/// A run of a second, on a text of its own.
+constexpr const char* quick = "--steps 6 --batch 12 --context 16 --layers 1 --heads 2 --width 16 ";
+
+scratch_folder& with_text(scratch_folder& folder) {
+    std::ofstream text(folder / "text", std::ios::binary);
+    for (int i = 0; i < 400; ++i) { text << "line " << i * i << " of a text that a model can learn\n"; }
+    return folder;
+}
+
+std::size_t files_in(const scratch_folder& folder) {
+    const std::filesystem::recursive_directory_iterator all(folder.path());
+    return static_cast<std::size_t>(std::distance(begin(all), end(all)));
+}
+
+TEST_CASE("what cannot be done is refused: exit code 2, one line, nothing written") {
+    struct refusal {
+        std::string arguments;
+        std::string says;  // part of the line
+    };
+    std::vector<refusal> cases{
+        {"--unknown 3", "--unknown"},
+        {"stray", "stray"},
+        {"--steps", "--steps"},
+        {"--pipeline nonsense", "ddp"},
+        {"--backend nonsense", "threads"},
+        {"--backend ''", "--backend"},
+        {"--precision half", "double"},
+        {"--lr nan", "--lr"},
+        {"--lr inf", "--lr"},
+        {"--lr 0", "--lr"},
+        {"--lr -0.001", "--lr"},
+        {"--lr fast", "--lr"},
+        {"--lr 1e-3x", "--lr"},
+        {"--seed -1", "--seed"},
+        {"--seed nan", "--seed"},
+        {"--data missing", "missing"},
+        {"--data text missing", "missing"},
+        {"--data empty", "--data"},
+        {"--data short", "--data"},
+        {"--data folder_without_text", "--data"},
+        {"--context 64 --data nearly", "--data"},
+        {"--data text --width 130 --heads 4", "--width"},
+        {"--data text --batch 13", "--batch"},
+        {"--data text --batch 12 --ranks 5", "--batch"},
+        {"--data text --ranks 24", "--batch"},
+        {"--data text --batch 12 --ranks 2 --micro-batch 4", "--micro-batch"},
+        {"--data text --batch 12 --ranks 2 --micro-batch 7", "--micro-batch"},
+        {"--data text --pipeline local --ranks 2", "--ranks"},
+        {"--data text --report ''", "--report"},
+        {"--data text --report folder_without_text", "--report"},
+        {"--data text --report text/report.json", "--report"},
+        {"--data text --trace /proc/nowhere/trace.json", "--trace"},
+        {"--data text --plot folder_without_text", "--plot"},
+        {"--data text --report same --trace same", "same"},
+    };
+    for (const char* const option : {"--ranks", "--steps", "--batch", "--micro-batch", "--context", "--layers",
+                                     "--heads", "--width", "--eval-every"}) {
+        for (const char* const value : {"0", "-1", "nan", "2.5", "many", "99999999999999999999", "''"}) {
+            cases.push_back({std::string("--data text ") + option + " " + value, option});
+        }
+    }
+    for (const refusal& c : cases) {
+        CAPTURE(c.arguments);
+        scratch_folder folder;
+        with_text(folder);
+        std::ofstream(folder / "empty").close();
+        std::ofstream(folder / "short") << "too short";
+        std::ofstream(folder / "nearly") << std::string(640, 'x');  // 64 to validate: a target short of one window
+        std::filesystem::create_directory(folder / "folder_without_text");
+        const auto files = files_in(folder);
+        const outcome o = run_program(folder, c.arguments);
+        CHECK(o.code == 2);
+        CHECK(o.out.empty());
+        CHECK(o.err.starts_with("transformer: "));
+        CHECK(o.err.find(c.says) != std::string::npos);
+        CHECK(std::count(o.err.begin(), o.err.end(), '\n') == 1);
+        CHECK(files_in(folder) == files);
+    }
+}
+
+TEST_CASE("the text that just suffices is accepted") {
+    scratch_folder folder;
+    std::ofstream(folder / "text") << std::string(
+        641, 'x');  // 576 to train on, 65 to validate: one window of 64 and its target
+    CHECK(run_program(folder, "--steps 1 --layers 1 --heads 1 --width 8 --ranks 1 --quiet --data text").code == 0);
+}
+
+TEST_CASE("--help lists options and pipelines") {
+    const scratch_folder folder;
+    const outcome o = run_program(folder, "--help");
+    CHECK(o.code == 0);
+    for (const char* const word :
+         {"--data",       "--ranks",  "--backend", "--pipeline", "--steps", "--batch", "--micro-batch",
+          "--context",    "--layers", "--heads",   "--width",    "--lr",    "--seed",  "--precision",
+          "--eval-every", "--report", "--trace",   "--quiet",    "local",   "ddp"}) {
+        CHECK_MESSAGE(o.out.find(word) != std::string::npos, word);
+    }
+    CHECK(files_in(folder) == 0);
+}
+
+void check_report(const nlohmann::json& r, int ranks, int steps, const std::string& backend,
+                  const std::string& pipeline) {
+    CHECK(r.at("pipeline") == pipeline);
+    CHECK(r.at("backend") == backend);
+    CHECK(r.at("device") == "cpu");
+    CHECK(r.at("ranks") == ranks);
+    CHECK(r.at("steps") == steps);
+    CHECK(r.at("tokens") == steps * 12 * 16);
+    // tables (256 + 16) * 16; layer: 2 norms, qkv, projection, MLP; final norm
+    const std::uint64_t parameters =
+        272 * 16 + (2 * 32 + 16 * 48 + 48 + 16 * 16 + 16 + 16 * 64 + 64 + 64 * 16 + 16) + 32;
+    CHECK(r.at("parameters") == parameters);
+    CHECK(r.at("parameter_hash").get<std::string>().size() == 16);
+    CHECK(r.at("parameter_hash").get<std::string>().find_first_not_of("0123456789abcdef") == std::string::npos);
+    CHECK(r.at("wire_bytes_per_rank_per_step").is_number_unsigned());
+    const auto wire = r.at("wire_bytes_per_rank_per_step").get<std::uint64_t>();
+    const auto n = static_cast<std::uint64_t>(ranks);
+    CHECK(wire * n <= 2 * (n - 1) * (parameters + 16 * n) * 4);
+    CHECK(wire * n >= 2 * (n - 1) * parameters * 4);
+    const auto& loss = r.at("loss");
+    const auto& curve = loss.at("curve");
+    REQUIRE(curve.size() == static_cast<std::size_t>(steps));
+    for (int i = 0; i < steps; ++i) { CHECK(curve[static_cast<std::size_t>(i)][0] == i + 1); }
+    CHECK(loss.at("first") == curve.front()[1]);
+    CHECK(loss.at("last") == curve.back()[1]);
+    CHECK(loss.at("first").get<double>() == doctest::Approx(std::log(256.0)).epsilon(0.02));  // knows nothing yet
+    CHECK(loss.at("validation").get<double>() < loss.at("first").get<double>());
+    const auto& seconds = r.at("seconds");
+    const double total = seconds.at("total");
+    CHECK(total > 0);
+    CHECK(seconds.at("exposed_communication").get<double>() >= 0);
+    CHECK(seconds.at("compute").get<double>() > 0);
+    CHECK(seconds.at("compute").get<double>() + seconds.at("exposed_communication").get<double>() ==
+          doctest::Approx(total));
+    CHECK(seconds.at("step_median").get<double>() > 0);
+    CHECK(seconds.at("step_median").get<double>() < total);
+    CHECK(r.at("tokens_per_second").get<double>() == doctest::Approx(r.at("tokens").get<double>() / total));
+}
+
+void check_trace(const nlohmann::json& trace, int ranks, int steps) {
+    std::vector<int> marks(static_cast<std::size_t>(ranks));
+    for (const auto& e : trace.at("traceEvents")) {
+        if (e.at("ph") == "X" && e.at("name") == "step") { ++marks.at(e.at("pid").get<std::size_t>()); }
+    }
+    for (const int m : marks) { CHECK(m == steps); }
+}
+
+TEST_CASE("a run leaves report, trace and picture, and says where") {
+    scratch_folder folder;
+    const outcome o = run_program(with_text(folder), std::string(quick) + "--data text --ranks 3 --eval-every 2");
+    REQUIRE(o.code == 0);
+    check_report(report_in(folder), 3, 6, "threads", "ddp");
+    check_trace(nlohmann::json::parse(content_of(folder / "run/trace.json")), 3, 6);
+    const std::string picture = content_of(folder / "run/loss.svg");
+    CHECK(picture.starts_with("<svg"));
+    CHECK(picture.find("<circle") != std::string::npos);
+    CHECK(picture.ends_with("</svg>\n"));
+    for (const char* const word :
+         {"run/report.json", "run/trace.json", "run/loss.svg", "bits per byte", "the model writes"}) {
+        CHECK_MESSAGE(o.out.find(word) != std::string::npos, word);
+    }
+    CHECK(o.err.find("tokens/s") != std::string::npos);
+    CHECK(o.err.find("exposed") != std::string::npos);
+    CHECK(o.err.find("validation") != std::string::npos);
+    CHECK(files_in(folder) == 5);  // text, run, and three files in it
+}
+
+TEST_CASE("files go where they are told to; --quiet says nothing") {
+    scratch_folder folder;
+    const outcome o = run_program(
+        with_text(folder),
+        std::string(quick) + "--data text --pipeline local --quiet --report a/b/r.json --trace t.json --plot c/p.svg");
+    CHECK(o.code == 0);
+    CHECK(o.out.empty());
+    CHECK(o.err.empty());
+    check_report(report_in(folder, "a/b/r.json"), 1, 6, "threads", "local");
+    check_trace(nlohmann::json::parse(content_of(folder / "t.json")), 1, 6);
+    CHECK(std::filesystem::exists(folder / "c/p.svg"));
+    CHECK_FALSE(std::filesystem::exists(folder / "run"));
+}
+
+TEST_CASE("the same command gives the same parameters; seed and precision change them, evaluation does not") {
+    scratch_folder folder;
+    with_text(folder);
+    const auto hash = [&](const std::string& more) {
+        REQUIRE(run_program(folder, std::string(quick) + "--data text --ranks 2 --quiet " + more).code == 0);
+        return report_in(folder).at("parameter_hash").get<std::string>();
+    };
+    const std::string once = hash("");
+    CHECK(hash("") == once);
+    CHECK(hash("--eval-every 1") == once);
+    CHECK(hash("--seed 2") != once);
+    CHECK(hash("--precision double") != once);
+    CHECK(hash("--lr 2e-3") != once);
+}
+
+TEST_CASE("folders are read by path, hidden files and other kinds left out") {
+    scratch_folder folder;
+    with_text(folder);
+    std::filesystem::create_directories(folder / "d/sub");
+    std::filesystem::create_directories(folder / "d/.git");
+    const std::string text = content_of(folder / "text");
+    std::ofstream(folder / "d/sub/b.md") << text.substr(9000);
+    std::ofstream(folder / "d/a.txt") << text.substr(0, 9000);
+    std::ofstream(folder / "d/image.png") << "not text";
+    std::ofstream(folder / "d/.hidden.txt") << "not read";
+    std::ofstream(folder / "d/.git/config.txt") << "not read";
+    const auto hash = [&](const std::string& data) {
+        REQUIRE(run_program(folder, std::string(quick) + "--ranks 1 --quiet " + data).code == 0);
+        return report_in(folder).at("parameter_hash").get<std::string>();
+    };
+    const std::string whole = hash("--data text");
+    CHECK(hash("--data d") == whole);
+    CHECK(hash("--data d/a.txt d/sub/b.md") == whole);
+    CHECK(hash("--data d/a.txt --data d/sub/b.md") == whole);
+    CHECK(hash("--data d/sub/b.md d/a.txt") != whole);
+}
+
+TEST_CASE("--backend mpi under mpirun: rank 0 alone speaks and writes; what is refused is refused once") {
+    const std::string mpirun = MPIRUN;
+    if (mpirun.empty()) {
+        MESSAGE("skipped: no MPI with its mpirun was found at configure time");
+        return;
+    }
+    scratch_folder folder;
+    with_text(folder);
+    const outcome o = run_program(folder, std::string(quick) + "--data text --backend mpi", 120, mpirun + " 4");
+    REQUIRE(o.code == 0);
+    check_report(report_in(folder), 4, 6, "mpi", "ddp");
+    check_trace(nlohmann::json::parse(content_of(folder / "run/trace.json")), 4, 6);
+    CHECK(o.out.find("bits per byte") != std::string::npos);
+    CHECK(o.out.find("bits per byte") == o.out.rfind("bits per byte"));
+    CHECK(files_in(folder) == 5);
+
+    std::filesystem::remove_all(folder / "run");
+    for (const char* const wrong : {"--data text --backend mpi --ranks 3", "--data text --backend mpi --batch 13",
+                                    "--data text --backend mpi --lr nan", "--backend mpi --data missing",
+                                    "--data text --backend mpi --pipeline local", "--data text --backend threads"}) {
+        CAPTURE(wrong);
+        const outcome refused = run_program(folder, std::string(quick) + wrong, 120, mpirun + " 4");
+        CHECK(refused.code == 2);
+        const auto first = refused.err.find("transformer: ");
+        CHECK(first != std::string::npos);
+        CHECK(first == refused.err.rfind("transformer: "));
+        CHECK_FALSE(std::filesystem::exists(folder / "run"));
+    }
+}
+
+}  // namespace
