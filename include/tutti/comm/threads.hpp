@@ -101,7 +101,7 @@ public:
         }
         return child(colors, name, "split");
     }
-    void synchronize() { channel_->relatives->check({"synchronize", name_, rank_, 0, 0, dtype::byte, 0, {}}); }
+    void synchronize() { channel_->relatives->raise_if_poisoned({"synchronize", name_, rank_, 0, 0, dtype::byte, 0, {}}); }
     void abort(std::string_view why) noexcept { channel_->relatives->poison(why); }
 
     /// The byte-level core; called by the typed front.
@@ -124,7 +124,7 @@ private:
     [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(channel_->ranks); }
     [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(rank_); }
     [[nodiscard]] letter& letter_of(std::size_t rank) const noexcept {
-        return channel_->slots[rank].letters[call_ & 1u];
+        return channel_->per_rank[rank].letters[call_ & 1u];
     }
 
     // Nothing that an exception leaves behind may be touched by a peer.
@@ -147,7 +147,7 @@ private:
             if (channel_->arrivals.has_arrived(p, epoch_)) { continue; }
             bool thrown = false;
             const auto give_up = [&] {
-                const auto owner = channel_->slots[p].owner.load(std::memory_order_acquire);
+                const auto owner = channel_->per_rank[p].owner.load(std::memory_order_acquire);
                 if (channel_->relatives->poisoned() || owner == detail::presence::left) { return true; }
                 if (limit == deadline{}) { limit = after(channel_->relatives->timeout); }
                 if (owner == detail::presence::thrown && !std::exchange(thrown, true)) {
@@ -163,8 +163,8 @@ private:
     [[noreturn]] void explain_absence(const call& c, std::size_t absent) {
         const error_context context = context_of(c, name_, rank_);
         // In this order: a rank that fails poisons before it goes.
-        const auto owner = channel_->slots[absent].owner.load(std::memory_order_acquire);
-        channel_->relatives->check(context);
+        const auto owner = channel_->per_rank[absent].owner.load(std::memory_order_acquire);
+        channel_->relatives->raise_if_poisoned(context);
         if (owner == detail::presence::left) {
             throw mismatch_error(fmt::format("{}: rank {} has left{}", name_of(c.kind), absent, where(context)),
                                  {static_cast<int>(absent)}, context);
@@ -189,7 +189,7 @@ private:
         const bool staged = detail::input_bound(c, ranks()) <= detail::stage_bytes;
         if (staged && c.in_bytes() != 0) { std::memcpy(mine.stage, c.in, c.in_bytes()); }
         meet(c);
-        verify(c);
+        compare_postings(c);
         if (staged) {  // inputs are in channel memory: nobody has to wait until they have been read
             for (std::size_t p = 0; p < ranks(); ++p) { rows_[p] = letter_of(p).stage; }
             pull(c);
@@ -215,7 +215,7 @@ private:
     }
 
     // Compares the postings of all ranks. Every rank sees all of them, so all throw the same.
-    void verify(const call& c) {
+    void compare_postings(const call& c) {
         const detail::posted& mine = letter_of(me()).head;
         bool same = true;
         for (std::size_t p = 0; p < ranks(); ++p) { same = same && letter_of(p).head.agrees_with(mine); }
@@ -256,7 +256,7 @@ private:
             meet(c);
             if (color >= 0) {
                 result =
-                    threads(channel_->slots[leader].child, place, name_ + "/" + std::string(name), queue_.sibling());
+                    threads(channel_->per_rank[leader].child, place, name_ + "/" + std::string(name), queue_.sibling());
             }
             meet(c);
             channel_->of(rank_).child.reset();

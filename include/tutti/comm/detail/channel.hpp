@@ -83,15 +83,15 @@ struct channel {
         , relatives(std::move(f))
         , spin_time(spin_time_for(n))
         , arrivals(static_cast<std::size_t>(n))
-        , slots(std::make_unique<slot[]>(static_cast<std::size_t>(n))) {}
+        , per_rank(std::make_unique<slot[]>(static_cast<std::size_t>(n))) {}
 
     const int ranks;
     const std::shared_ptr<family> relatives;
     const duration spin_time;
     epoch_barrier<machine> arrivals;
-    const std::unique_ptr<slot[]> slots;
+    const std::unique_ptr<slot[]> per_rank;
 
-    [[nodiscard]] slot& of(int rank) const noexcept { return slots[static_cast<std::size_t>(rank)]; }
+    [[nodiscard]] slot& of(int rank) const noexcept { return per_rank[static_cast<std::size_t>(rank)]; }
 
     /// Waits until no rank touches foreign memory. Call after poisoning: data phases contain no waits and nobody enters a
     /// new one, so this is bounded by one copy loop.

@@ -39,7 +39,7 @@ public:
         const std::lock_guard lock(mutex_);
         return cause_;
     }
-    void check(error_context context) {
+    void raise_if_poisoned(error_context context) {
         if (poisoned()) { raise(std::move(context)); }
     }
     [[noreturn]] void raise(error_context context) {

@@ -60,7 +60,7 @@ public:
             if (receive_offered()) { ladder = machine::ladder(channel_.spin_time); }
             if (receives_.empty() && sent()) { return; }
             if (changed.value() != seen) { continue; }
-            channel_.relatives->check(context_);
+            channel_.relatives->raise_if_poisoned(context_);
             expect_partners(limit);
             if (clock_type::now() >= limit) { time_out(); }
             if (!ladder.again()) { changed.sleep(seen); }
@@ -156,7 +156,7 @@ private:
                 limit = std::min(limit, after(cause_time));
                 continue;
             }
-            channel_.relatives->check(context_);  // a rank that fails poisons before it goes
+            channel_.relatives->raise_if_poisoned(context_);  // a rank that fails poisons before it goes
             fail([&](const std::string& tail) {
                 return mismatch_error(fmt::format("exchange: rank {} has left{}", p, tail), {p}, context_);
             });

@@ -108,13 +108,13 @@ class mpi_own_operators {
         return table;
     }
     // An MPI operator is a plain function that is told nothing but the data: one function an entry.
-    template <std::size_t I> static void apply(void* in, void* inout, int* count, MPI_Datatype* /*type*/) {
+    template <std::size_t Entry> static void apply(void* in, void* inout, int* count, MPI_Datatype* /*type*/) {
         const void* const rows[] = {in, inout};
-        entries()[I].loop.load(std::memory_order_relaxed)(inout, rows, 2, static_cast<std::size_t>(*count));
+        entries()[Entry].loop.load(std::memory_order_relaxed)(inout, rows, 2, static_cast<std::size_t>(*count));
     }
-    template <std::size_t... I>
-    [[nodiscard]] static MPI_User_function* function(std::size_t i, std::index_sequence<I...>) noexcept {
-        static constexpr MPI_User_function* functions[] = {&apply<I>...};
+    template <std::size_t... Entry>
+    [[nodiscard]] static MPI_User_function* function(std::size_t i, std::index_sequence<Entry...>) noexcept {
+        static constexpr MPI_User_function* functions[] = {&apply<Entry>...};
         return functions[i];
     }
 
