@@ -4,7 +4,7 @@
 #     [LIBRARIES tutti::mpi])
 #
 # SOURCE holds one '#ifdef <SECTION>' branch for each mistake. Without a section it must compile (a test of its own,
-# added once a source, which the others require); with the section it must fail, and the diagnostics must contain EXPECT.
+# added once a source, which the others require); with the section it must fail, and the diagnostics must hold EXPECT.
 #
 # Run as a script it is the test:
 #   cmake -DCOMPILE=<file with the command> -DSOURCE=<cpp> [-DSECTION=<macro> -DEXPECT=<text>] -P compile_fail.cmake

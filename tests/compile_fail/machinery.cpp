@@ -2,8 +2,7 @@
 // mistake must also be found where it shows only on instantiation.
 #include <tutti/version.hpp>  // version_number
 
-template <class T>
-constexpr T checked(T value) {
+template <class T> constexpr T checked(T value) {
     static_assert(sizeof(T) == sizeof(int), "a version is a number");
     return value;
 }

@@ -1,6 +1,6 @@
 // What a user's translation unit may have seen before it includes tutti: macros with short names. Each name below
 // expands to something that no compiler accepts, so a tutti header that uses one as an identifier fails to compile.
-// Needs to come behind the headers of others, which may use these names themselves: all that tutti uses are listed first.
+// Needs to come behind the headers of others, which may use these names themselves: all that tutti uses come first.
 // Left alone: T, M, Q, C and the other letters that name template parameters in the documented interface, and the
 // function-like min and max of windows.h, against which every call would need parentheses.
 #pragma once

@@ -11,8 +11,7 @@
 
 #include "seen.hpp"  // seen
 
-template <class... T>
-static std::vector<std::size_t> layouts_of() {
+template <class... T> static std::vector<std::size_t> layouts_of() {
     return {(sizeof(T) * 1024 + alignof(T) * 4 + (std::is_trivially_copyable_v<T> ? 2 : 0) + std::is_empty_v<T>)...};
 }
 

@@ -6,8 +6,8 @@
 #include <cstdio>  // printf
 
 int main() {
-    float const a = 2;
-    float const b = 3;
+    const float a = 2;
+    const float b = 3;
     float c = 0;
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, 1.0F, &a, 1, &b, 1, 0.0F, &c, 1);
     std::printf("%g * %g = %g\n", static_cast<double>(a), static_cast<double>(b), static_cast<double>(c));

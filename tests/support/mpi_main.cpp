@@ -20,7 +20,7 @@ int main(int argc, char** argv) {
     doctest::Context context(argc, argv);
     // Every rank runs the same cases; a passing rank other than 0 has nothing to add.
     if (rank != 0) context.setOption("minimal", true);
-    int const failures = context.run();
+    const int failures = context.run();
     std::fflush(nullptr);
     if (failures != 0) {
         std::fprintf(stderr, "rank %d failed\n", rank);
