@@ -425,7 +425,7 @@ TEST_CASE("ranks out of step: the number of the call differs") {
     s.answers.push_back({{}, {}, {}});
     checked first(std::move(s));
     CHECK_THROWS_WITH_AS(first.barrier(), doctest::Contains("collective differs"), mismatch_error);
-    other = first.inner().asked[0];  // of call 1
+    other = first.inner().asked.at(0);  // of call 1
 
     scripted again;
     again.answers.push_back({{}, other, other});
@@ -464,7 +464,7 @@ TEST_CASE("many differing ranks are counted, not listed, and a lost peer does no
     checked ask(std::move(probe));
     std::vector<int> data(12);
     CHECK_THROWS_AS(ask.broadcast(view<int>(data), 0), mismatch_error);
-    const comm::control_record mine = ask.inner().asked[0];
+    const comm::control_record mine = ask.inner().asked.at(0);
 
     scripted s;
     s.ranks = 12;
@@ -490,7 +490,7 @@ TEST_CASE("many differing ranks are counted, not listed, and a lost peer does no
     CHECK_THROWS_AS(ask_table.all_gather_v(view<int>(data).sub(0, 4), view<int>(data).sub(0, 12), counts),
                     mismatch_error);
     scripted u;
-    u.answers.push_back(std::vector<comm::control_record>(3, ask_table.inner().asked[0]));
+    u.answers.push_back(std::vector<comm::control_record>(3, ask_table.inner().asked.at(0)));
     u.answers[0][1][3] ^= 1;
     checked lost(std::move(u));
     CHECK_THROWS_WITH_AS(lost.all_gather_v(view<int>(data).sub(0, 4), view<int>(data).sub(0, 12), counts),

@@ -1,10 +1,11 @@
 // faulty: each fault strikes the stated rank at the stated call, and nothing else.
 #include <doctest/doctest.h>
 
-#include <chrono>   // delays
-#include <string>   // texts
-#include <utility>  // move
-#include <vector>   // plans
+#include <algorithm>  // count
+#include <chrono>     // delays
+#include <string>     // texts
+#include <utility>    // move
+#include <vector>     // plans
 
 #include <tutti/comm/checked.hpp>  // nesting
 #include <tutti/comm/faulty.hpp>   // tested
@@ -139,20 +140,17 @@ TEST_CASE("a rule counts on its own rank, in the numbering of the communicator w
     // Rank 3 is rank 1 of its half; the rule follows the rank, not the number.
     const std::vector<fault_rule> plan{{.rank = 3, .on = barrier, .nth = 2, .action = fault::fail{7, "here"}}};
     std::vector<int> failed(4, -1);
-    CHECK_THROWS_AS(threads::launch(
-                        4,
-                        [&](threads& t) {
-                            faulty c(std::move(t), plan);
-                            const std::vector<int> colors{0, 0, 1, 1};
-                            auto half = c.split(colors, "half");
-                            std::string text;
-                            const int at = failing_barrier(*half, text);
-                            failed[static_cast<std::size_t>(c.rank())] =
-                                text.starts_with("barrier: here (code 7)") ? at : 0;
-                            throw error("end of the test");
-                        },
-                        patient),
-                    error);
+    threads::launch(
+        4,
+        [&](threads& t) {
+            faulty c(std::move(t), plan);
+            const std::vector<int> colors{0, 0, 1, 1};
+            auto half = c.split(colors, "half");
+            std::string text;
+            const int at = failing_barrier(*half, text);
+            failed[static_cast<std::size_t>(c.rank())] = text.starts_with("barrier: here (code 7)") ? at : 0;
+        },
+        patient);
     CHECK(failed == std::vector{0, 0, 0, 2});
 }
 
@@ -164,8 +162,7 @@ TEST_CASE("an abort reaches every rank with its text") {
             faulty c(std::move(t), {{.rank = 2, .on = barrier, .nth = 2, .action = fault::abort{"power lost"}}});
             std::string& text = texts[static_cast<std::size_t>(c.rank())];
             const int at = failing_barrier(c, text);
-            // A peer that has not left barrier 1 yet may see the abort there.
-            CHECK((at == 2 || (at == 1 && c.rank() != 2)));
+            CHECK(at == 2);
             CHECK_THROWS_AS(c.synchronize(), aborted_error);
         },
         patient);
@@ -180,7 +177,7 @@ TEST_CASE("a delay makes the rank late, once") {
             std::vector<int> data{c.rank()};
             const auto start = clock_type::now();
             c.broadcast(view<int>(data), 1);
-            CHECK(clock_type::now() - start >= 30ms);  // everybody waits for the late root
+            if (c.rank() == 1) { CHECK(clock_type::now() - start >= 30ms); }
             CHECK(data[0] == 1);
             c.broadcast(view<int>(data), 0);
             CHECK(c.struck() == static_cast<std::uint64_t>(c.rank()));
@@ -202,25 +199,26 @@ TEST_CASE("rules strike in the order of the plan") {
 // NVIDIA/nccl#1260: which ranks did not join?
 TEST_CASE("an absent rank: peers run into their deadline and say who is missing, then it learns that it is over") {
     std::vector<std::string> texts(3);
-    CHECK_THROWS_AS(threads::launch(3,
-                                    [&](threads& t) {
-                                        faulty c(std::move(t),
-                                                 {{.rank = 1, .on = all_gather, .action = fault::absence{}}}, 20s);
-                                        std::vector<int> data(3);
-                                        try {
-                                            c.all_gather(view<int>(data).sub(0, 0), view<int>(data).sub(0, 0));
-                                            FAIL("the call returned");
-                                        } catch (const error& e) {
-                                            texts[static_cast<std::size_t>(c.rank())] = e.what();
-                                            if (const auto* timeout = dynamic_cast<const timeout_error*>(&e)) {
-                                                CHECK(timeout->missing() == std::vector{1});
-                                            }
-                                            throw;
-                                        }
-                                    },
-                                    {.name = "dp", .timeout = 50ms}),
-                    timeout_error);
-    CHECK(texts[1].find("synchronize: aborted: all_gather: rank 1 did not arrive") != std::string::npos);
+    CHECK_THROWS_AS(
+        threads::launch(3,
+                        [&](threads& t) {
+                            faulty c(std::move(t), {{.rank = 1, .on = all_gather, .action = fault::absence{}}}, 20s);
+                            std::vector<int> data(3);
+                            try {
+                                c.all_gather(view<int>(data).sub(0, 0), view<int>(data).sub(0, 0));
+                                FAIL("the call returned");
+                            } catch (const error& e) {
+                                texts[static_cast<std::size_t>(c.rank())] = e.what();
+                                if (const auto* timeout = dynamic_cast<const timeout_error*>(&e)) {
+                                    CHECK(std::count(timeout->missing().begin(), timeout->missing().end(), 1) == 1);
+                                }
+                                throw;
+                            }
+                        },
+                        {.name = "dp", .timeout = 50ms}),
+        timeout_error);
+    CHECK(texts[1].starts_with("synchronize: aborted: all_gather: rank "));
+    CHECK(texts[1].find(" did not arrive within 0.05 s") != std::string::npos);
 }
 
 TEST_CASE("an absent rank whose peers wait longer gives up itself") {

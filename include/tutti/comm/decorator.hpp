@@ -10,6 +10,7 @@
 #include <iterator>     // size
 #include <optional>     // split
 #include <span>         // colors
+#include <string>       // contexts
 #include <string_view>  // names
 #include <thread>       // sleep_until
 #include <utility>      // move
@@ -63,8 +64,8 @@ concept decoratable = can_gather_control<C> && requires(C& c, const call& k) {
 ///   void before(const control_call&)                   ahead of a control operation
 ///   D wrap(C child, std::span<const int> members)      members: parent's ranks that are in the child
 ///
-/// Semantics  calls are numbered here exactly as the inner communicator would number them, so texts name the same call
-///            with and without the decorator. Decorators nest in any order; `inner()` reaches the next one.
+/// Semantics  a collective keeps the number that it got from the outermost decorator; duplicate, split and gather_control
+///            count as one call each. Decorators nest in any order; `inner()` reaches the next one.
 /// Cost       one function call.
 template <class Derived, decoratable C> class decorator : public front<Derived, queue_of<C>> {
     C inner_;
@@ -129,11 +130,12 @@ concept sleeping_clock = std::movable<K> && requires(K& k, deadline until) {
     k.sleep_until(until);
 };
 
-struct system_clock {
+/// The steady clock and a sleeping thread.
+struct wall_clock {
     [[nodiscard]] deadline now() const noexcept { return clock_type::now(); }
     void sleep_until(deadline until) const { std::this_thread::sleep_until(until); }
 };
-static_assert(sleeping_clock<system_clock>);
+static_assert(sleeping_clock<wall_clock>);
 
 /// Sleeps until `until`, looking every 2 ms whether the family still stands.
 /// Errors  what c.synchronize() throws, aborted_error above all.

@@ -133,12 +133,12 @@ private:
         throw backend_error(text, std::move(context));
     }
     void act(const fault::delay& d, const error_context&) {
-        system_clock clock;
+        wall_clock clock;
         sleep_watching(this->inner(), clock, after(d.by));
     }
     void act(const fault::abort& a, const error_context&) { this->abort(a.why); }
     void act(const fault::absence&, const error_context& context) {
-        system_clock clock;
+        wall_clock clock;
         sleep_watching(this->inner(), clock, after(plan_->timeout));
         const std::string text = fmt::format("{}: rank {} stayed away for {} s{}", context.operation, this->rank(),
                                              seconds(plan_->timeout), where(context));

@@ -94,9 +94,10 @@ private:
 ///            splits share: calls that overlap in time queue for a link in the order in which they start; latencies pass
 ///            side by side. Control traffic (duplicate, split, agree, gather_control) is not delayed.
 ///            A rank's time starts when the rank itself calls: ranks that wait for a late one may leave before it does.
-/// Cost       the modelled time, asleep; watches for aborts every 2 ms.
+/// Cost       the modelled time, asleep, and what the system needs to wake a thread (some 50 us); watches for aborts every
+///            2 ms.
 /// Errors     timeout_error after `timeout` when the network needs longer; the family is then aborted, as by any timeout.
-template <decoratable C, sleeping_clock Clock = system_clock> class shaped : public decorator<shaped<C, Clock>, C> {
+template <decoratable C, sleeping_clock Clock = wall_clock> class shaped : public decorator<shaped<C, Clock>, C> {
     using base = decorator<shaped<C, Clock>, C>;
     friend base;
     static_assert(queue_of<C>::executes_inline, "shaped needs a queue that executes inline");
@@ -155,9 +156,9 @@ private:
     [[nodiscard]] deadline reserve(deadline start, const call_time& t) {
         const std::lock_guard lock(links_->mutex);
         deadline at = start;
-        const auto pass = [&](deadline& free, double busy) {
+        const auto pass = [&](deadline& idle_from, double busy) {
             if (busy <= 0) { return; }
-            at = free = std::max(at, free) + ticks(busy);
+            at = idle_from = std::max(at, idle_from) + ticks(busy);
         };
         pass(links_->inside_free, t.inside);
         pass(links_->between_free, t.between);

@@ -2,7 +2,7 @@
 // Needs comm/communicator for `discover` alone. One rank is one worker: a GPU, or a process or thread on a CPU.
 #pragma once
 
-#include <algorithm>    // max, min
+#include <algorithm>    // find, max, max_element, min_element
 #include <array>        // host name
 #include <cmath>        // isfinite
 #include <cstddef>      // size_t
@@ -59,12 +59,12 @@ public:
 
     explicit topology(layout l) : layout_(std::move(l)) {
         const std::size_t n = layout_.node.size();
-        require(n > 0, [] { return std::string("a topology has at least one rank"); });
-        require(layout_.nics_per_node > 0, [&] { return fmt::format("{} NICs per node", layout_.nics_per_node); });
-        require(layout_.nic.empty() || layout_.nic.size() == n,
-                [&] { return fmt::format("NICs of {} ranks are given for {} ranks", layout_.nic.size(), n); });
-        check(layout_.inside, "inside a node");
-        check(layout_.between, "between nodes");
+        expect(n > 0, [] { return std::string("a topology has at least one rank"); });
+        expect(layout_.nics_per_node > 0, [&] { return fmt::format("{} NICs per node", layout_.nics_per_node); });
+        expect(layout_.nic.empty() || layout_.nic.size() == n,
+               [&] { return fmt::format("NICs of {} ranks are given for {} ranks", layout_.nic.size(), n); });
+        expect_link(layout_.inside, "inside a node");
+        expect_link(layout_.between, "between nodes");
         group_by_node();
         assign_nics();
     }
@@ -74,8 +74,8 @@ public:
     /// Ranks 0 ... ranks_per_node - 1 on node 0, the next as many on node 1, and so on.
     [[nodiscard]] static topology uniform(int nodes, int ranks_per_node, comm::link inside = {},
                                           comm::link between = {}, int nics_per_node = 1) {
-        require(nodes > 0 && ranks_per_node > 0,
-                [&] { return fmt::format("{} nodes of {} ranks; both must be positive", nodes, ranks_per_node); });
+        expect(nodes > 0 && ranks_per_node > 0,
+               [&] { return fmt::format("{} nodes of {} ranks; both must be positive", nodes, ranks_per_node); });
         layout l{{}, {}, nics_per_node, inside, between};
         l.node.reserve(static_cast<std::size_t>(nodes) * static_cast<std::size_t>(ranks_per_node));
         for (int node = 0; node < nodes; ++node) {
@@ -114,8 +114,8 @@ public:
     [[nodiscard]] int nic_of(int rank) const { return layout_.nic[at_rank(rank)]; }
     [[nodiscard]] bool same_node(int a, int b) const { return node_of(a) == node_of(b); }
     [[nodiscard]] std::span<const int> ranks_on(int node) const {
-        require(node >= 0 && node < nodes(),
-                [&] { return fmt::format("node {} is not one of {} nodes", node, nodes()); });
+        expect(node >= 0 && node < nodes(),
+               [&] { return fmt::format("node {} is not one of {} nodes", node, nodes()); });
         const auto n = static_cast<std::size_t>(node);
         return std::span(by_node_).subspan(first_[n], first_[n + 1] - first_[n]);
     }
@@ -163,25 +163,25 @@ private:
     int smallest_ = 0;
     int ranks_per_nic_ = 0;
 
-    template <class Text> static void require(bool holds, Text text) {
+    template <class Text> static void expect(bool holds, Text text) {
         if (!holds) { throw usage_error("topology: " + text()); }
     }
-    static void check(const comm::link& l, std::string_view which) {
-        require(std::isfinite(l.latency_seconds) && l.latency_seconds >= 0,
-                [&] { return fmt::format("latency {} s {} is not a finite number >= 0", l.latency_seconds, which); });
-        require(l.bytes_per_second > 0,
-                [&] { return fmt::format("bandwidth {} B/s {} is not positive", l.bytes_per_second, which); });
+    static void expect_link(const comm::link& l, std::string_view which) {
+        expect(std::isfinite(l.latency_seconds) && l.latency_seconds >= 0,
+               [&] { return fmt::format("latency {} s {} is not a finite number >= 0", l.latency_seconds, which); });
+        expect(l.bytes_per_second > 0,
+               [&] { return fmt::format("bandwidth {} B/s {} is not positive", l.bytes_per_second, which); });
     }
     [[nodiscard]] std::size_t at_rank(int rank) const {
-        require(rank >= 0 && rank < ranks(),
-                [&] { return fmt::format("rank {} is not one of {} ranks", rank, ranks()); });
+        expect(rank >= 0 && rank < ranks(),
+               [&] { return fmt::format("rank {} is not one of {} ranks", rank, ranks()); });
         return static_cast<std::size_t>(rank);
     }
     void group_by_node() {
         std::vector<std::size_t> size;
         for (std::size_t r = 0; r < layout_.node.size(); ++r) {
             const int node = layout_.node[r];
-            require(node >= 0 && node < ranks(), [&] {
+            expect(node >= 0 && node < ranks(), [&] {
                 return fmt::format("rank {} is on node {}; {} ranks have at most as many nodes", r, node, ranks());
             });
             const auto index = static_cast<std::size_t>(node);
@@ -190,7 +190,7 @@ private:
         }
         first_.push_back(0);
         for (std::size_t node = 0; node < size.size(); ++node) {
-            require(size[node] > 0, [&] { return fmt::format("node {} of {} has no rank", node, size.size()); });
+            expect(size[node] > 0, [&] { return fmt::format("node {} of {} has no rank", node, size.size()); });
             first_.push_back(first_.back() + size[node]);
         }
         by_node_.resize(layout_.node.size());
@@ -212,8 +212,8 @@ private:
         std::vector<int> users(nics * static_cast<std::size_t>(nodes()), 0);
         for (int r = 0; r < ranks(); ++r) {
             const int nic = nic_of(r);
-            require(nic >= 0 && nic < layout_.nics_per_node,
-                    [&] { return fmt::format("rank {} uses NIC {} of {}", r, nic, layout_.nics_per_node); });
+            expect(nic >= 0 && nic < layout_.nics_per_node,
+                   [&] { return fmt::format("rank {} uses NIC {} of {}", r, nic, layout_.nics_per_node); });
             int& sharing = users[static_cast<std::size_t>(node_of(r)) * nics + static_cast<std::size_t>(nic)];
             ranks_per_nic_ = std::max(ranks_per_nic_, ++sharing);
         }
