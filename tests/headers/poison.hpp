@@ -109,7 +109,7 @@
 #include <fmt/ostream.h>
 #include <fmt/ranges.h>
 
-#define TUTTI_POISON @ a macro of another header replaced this name @
+#define TUTTI_POISON @a macro of another header replaced this name @
 
 // letters: complex.h takes I, termios.h takes B0 and its like, numerical codes take the rest
 #undef B0

@@ -4,7 +4,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 step(${configure} -S ${CMAKE_CURRENT_LIST_DIR}/add_subdirectory -B ${WORK}/build -DTUTTI_SOURCE=${SOURCE})
 step(${CMAKE_COMMAND} --build ${WORK}/build)
 step(${WORK}/build/program)
-expect_output("tutti ${VERSION}")
+expect_output("tutti ${VERSION}: 3 ranks")
 if(HAVE_BLAS)
   step(${configure} -S ${CMAKE_CURRENT_LIST_DIR}/add_subdirectory -B ${WORK}/blas -DTUTTI_SOURCE=${SOURCE}
     -DTUTTI_WITH_BLAS=ON)

@@ -41,7 +41,7 @@ step(${conan} create ${SOURCE} --profile:all tutti --settings:all compiler.cppst
   -c tools.cmake.cmaketoolchain:user_presets=
   -c tools.cmake.cmake_layout:test_folder=${WORK}/test)
 expect_output("tutti/${VERSION}")
-expect_output("tutti ${VERSION} from its Conan package")
+expect_output("tutti ${VERSION} from its Conan package: 3 ranks")
 
 # Header-only: another build type is the same package, found without building.
 step(${conan} install --requires=tutti/${VERSION} --profile:all tutti --settings:all compiler.cppstd=20

@@ -25,7 +25,7 @@ function(consume name)
     -DVERSION=${VERSION} ${ARGN})
   step(${CMAKE_COMMAND} --build ${WORK}/${name})
   step(${WORK}/${name}/program)
-  expect_output("tutti ${VERSION}")
+  expect_output("tutti ${VERSION}: 3 ranks")
 endfunction()
 
 consume(no_component)

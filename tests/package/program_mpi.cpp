@@ -1,20 +1,20 @@
 // What a consumer of tutti::mpi builds: MPI must come with it, without its C++ bindings.
-#include <tutti/tutti.hpp>  // the headers must come too
+#include <tutti/comm/mpi.hpp>  // the header of the component
 
-#include <mpi.h>  // MPI_Init
+#include <fmt/core.h>  // print
+#include <mpi.h>       // the include guards of its C++ bindings
 
-#include <cstdio>  // printf
+#include <vector>  // what is summed
 
 #if defined(MPI_CXX_H) || defined(OMPI_MPICXX_H)
 #error "the C++ bindings of MPI were included"
 #endif
 
 int main(int argc, char** argv) {
-    MPI_Init(&argc, &argv);
-    int rank = 0;
-    int size = 0;
-    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    std::printf("rank %d of %d\n", rank, size);
-    MPI_Finalize();
+    return tutti::comm::mpi::launch(argc, argv, [](tutti::comm::mpi& comm) {
+        std::vector<int> ones(5, 1);
+        const tutti::view all{ones};
+        comm.all_reduce(all, all, tutti::sum{});
+        fmt::print("rank {} of {}\n", comm.rank(), ones.back());
+    });
 }

@@ -1,6 +1,17 @@
-// What a consumer of the Conan package builds.
-#include <tutti/tutti.hpp>  // version_string
+// What a consumer of the Conan package builds. fmt and threads must come with the target.
+#include <tutti/tutti.hpp>  // threads, all_reduce
 
-#include <fmt/core.h>  // print: fmt must come with tutti::tutti
+#include <fmt/core.h>  // print
 
-int main() { fmt::print("tutti {} from its Conan package\n", tutti::version_string); }
+#include <vector>  // what is summed
+
+int main() {
+    tutti::comm::threads::launch(3, [](tutti::comm::threads& comm) {
+        std::vector<int> ones(5, 1);
+        const tutti::view all{ones};
+        comm.all_reduce(all, all, tutti::sum{});
+        if (comm.rank() == 0) {
+            fmt::print("tutti {} from its Conan package: {} ranks\n", tutti::version_string, ones.back());
+        }
+    });
+}
