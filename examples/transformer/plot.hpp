@@ -93,13 +93,14 @@ namespace detail {
         }
         svg += fmt::format("<path d=\"{}\" fill=\"none\" {}/>\n", path, style);
     };
-    curve mean;  // over the last 2 % of all steps, so that it lags little
-    const std::size_t window = std::max<std::size_t>(1, training.size() / 50);
-    double sum = 0;
+    curve mean;  // over the 2 % of all steps around each
+    const std::size_t half = training.size() / 100;
+    std::vector<double> sums{0};
+    for (const auto& point : training) { sums.push_back(sums.back() + point.second); }
     for (std::size_t i = 0; i < training.size(); ++i) {
-        sum += training[i].second;
-        if (i >= window) { sum -= training[i - window].second; }
-        mean.emplace_back(training[i].first, sum / static_cast<double>(std::min(i + 1, window)));
+        const std::size_t reach = std::min({half, i, training.size() - 1 - i});  // as far on both sides: no lag
+        mean.emplace_back(training[i].first,
+                          (sums[i + reach + 1] - sums[i - reach]) / static_cast<double>(2 * reach + 1));
     }
     line(training, "stroke=\"#9ec5e8\" stroke-width=\"0.8\"");
     line(mean, "stroke=\"#1f5f99\" stroke-width=\"2\"");

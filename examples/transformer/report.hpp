@@ -31,7 +31,7 @@ struct result {
     double compute_seconds = 0;
     double exposed_seconds = 0;
     std::string sample;  // text that the trained model wrote
-    std::string trace;   // Chrome trace of all ranks
+    std::string trace;   // Chrome trace of all ranks, the last 1000 steps
 
     [[nodiscard]] double validation_loss() const { return validation.back().second; }
 };

@@ -150,6 +150,7 @@ template <class Pipeline, class T, class Comm>
     r.parameters = net.parameter_count();
     std::vector<double> losses(static_cast<std::size_t>(o.steps));  // this rank's, then the mean over ranks
     std::vector<double> step_seconds;
+    std::vector<clock::time_point> begins;
     batch b;
     progress shown(o.steps, static_cast<double>(o.batch) * o.model.context, o.quiet || world.rank() != 0);
     const std::uint64_t sent_before = wire->total().bytes;
@@ -157,7 +158,7 @@ template <class Pipeline, class T, class Comm>
 
     for (int step = 0; step < o.steps; ++step) {
         double loss = 0;
-        const auto begin = clock::now();
+        begins.push_back(clock::now());
         for (int m = 0; m < micro_batches; ++m) {
             strategy.begin({m, micro_batches});
             draw(b, text.training(), o.seed, first_of(step, m), static_cast<std::size_t>(o.micro_batch),
@@ -171,7 +172,7 @@ template <class Pipeline, class T, class Comm>
         }
         const auto stepped =
             strategy.step({.learning_rate = rate(static_cast<std::uint64_t>(step)), .clip_norm = o.clip_norm});
-        step_seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
+        step_seconds.push_back(std::chrono::duration<double>(clock::now() - begins.back()).count());
         if (stepped.skipped) {  // on all ranks at once
             throw std::runtime_error(
                 fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
@@ -221,7 +222,10 @@ template <class Pipeline, class T, class Comm>
     for (const auto& record : world.gather_control({sent / static_cast<std::uint64_t>(o.steps), 0, 0, 0})) {
         r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
     }
-    r.trace = tutti::schedule::timeline::document(detail::gather_texts(world, trace.events()));
+    const std::size_t traced =
+        std::min<std::size_t>(begins.size(), 1000);  // the end of a long run; a viewer takes no more
+    const auto since = begins[begins.size() - traced];
+    r.trace = tutti::schedule::timeline::document(detail::gather_texts(world, trace.events(since)));
     return r;
 }
 

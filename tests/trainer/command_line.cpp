@@ -179,6 +179,16 @@ TEST_CASE("a run leaves report, trace and picture, and says where") {
     CHECK(files_in(folder) == 5);  // text, run, and three files in it
 }
 
+TEST_CASE("the trace of a long run holds its last thousand steps") {
+    scratch_folder folder;
+    REQUIRE(
+        run_program(with_text(folder),
+                    "--steps 1200 --batch 1 --context 2 --layers 1 --heads 1 --width 2 --data text --ranks 1 --quiet")
+            .code == 0);
+    check_trace(nlohmann::json::parse(content_of(folder / "run/trace.json")), 1, 1000);
+    CHECK(report_in(folder).at("loss").at("curve").size() == 1200);
+}
+
 TEST_CASE("files go where they are told to; --quiet says nothing") {
     scratch_folder folder;
     const outcome o = run_program(

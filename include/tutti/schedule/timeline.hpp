@@ -145,8 +145,8 @@ public:
         return dropped_;
     }
 
-    /// The events of this process as comma-separated JSON objects, for `document`.
-    [[nodiscard]] std::string events() const {
+    /// The events of this process as comma-separated JSON objects, for `document`; of spans, those that end at `since` or later.
+    [[nodiscard]] std::string events(deadline since = deadline::min()) const {
         const std::lock_guard lock(mutex_);
         std::string out;
         out.reserve(128 * (spans_.size() + tracks_.size()));
@@ -165,6 +165,7 @@ public:
             out += "}}";
         }
         for (const span_record& s : spans_) {
+            if (s.end < since) { continue; }
             comma();
             out += R"({"name":)";
             detail::append_json_string(out, *name_list_[s.name]);
