@@ -1,0 +1,127 @@
+// Failure on the backend under test, where the process survives it: disagreement, abort, and what comes after.
+#include <conformance/suite.hpp>  // backend, helpers
+
+using namespace tutti;
+using namespace tutti::test;
+
+namespace {
+
+// The call must throw aborted_error with the cause in its text.
+template <class Call> void aborted(std::string_view cause, Call call) {
+    try {
+        call();
+    } catch (const aborted_error& e) {
+        expect(std::string_view(e.what()).find(cause) != std::string_view::npos, "the cause is missing in '{}'",
+               e.what());
+        return;
+    }
+    throw failure(fmt::format("no aborted_error after '{}'", cause));
+}
+
+// Everything that a communicator can do, tried after the failure.
+template <class Comm> void stays_failed(Comm& c, std::string_view cause) {
+    const std::size_t n = ranks_of(c);
+    std::vector<float> x(n), y(n);
+    std::vector<std::size_t> ones(n, 1);
+    const view<float> in = x, out = y;
+    for (int again = 0; again < 2; ++again) {
+        aborted(cause, [&] { c.barrier(); });
+        aborted(cause, [&] { c.all_reduce(in, out, sum{}); });
+        aborted(cause, [&] { c.reduce(in, out, sum{}, 0); });
+        aborted(cause, [&] { c.reduce_scatter(in, out.sub(0, 1), sum{}); });
+        aborted(cause, [&] { c.reduce_scatter_v(in, out.sub(0, 1), ones, sum{}); });
+        aborted(cause, [&] { c.all_gather(in.sub(0, 1), out); });
+        aborted(cause, [&] { c.all_gather_v(in.sub(0, 1), out, ones); });
+        aborted(cause, [&] { c.broadcast(out, 0); });
+        aborted(cause, [&] { c.gather(in.sub(0, 1), out, 0); });
+        aborted(cause, [&] { c.scatter(in, out.sub(0, 1), 0); });
+        aborted(cause, [&] { c.all_to_all(in, out); });
+        aborted(cause, [&] { c.all_to_all_v(in, ones, out, ones); });
+        aborted(cause, [&] { c.exchange(std::vector{comm::send_to(0, in)}); });
+        aborted(cause, [&] { c.exchange(std::vector<comm::transfer<host_memory>>{}); });
+        aborted(cause, [&] { c.synchronize(); });
+        aborted(cause, [&] { c.agree(1, "hash"); });
+        aborted(cause, [&] { static_cast<void>(c.gather_control({})); });
+        aborted(cause, [&] { static_cast<void>(c.duplicate("late")); });
+        aborted(cause, [&] { static_cast<void>(c.split(std::vector<int>(n, 0), "late")); });
+    }
+}
+
+}  // namespace
+
+TEST_CASE("agree names the ranks that differ, on every rank") {
+    for_ranks([](auto& c) {
+        if (c.size() == 1) { return; }
+        // The last rank differs; with two ranks it is rank 0's word against it, and the lower rank is the reference.
+        const int odd_one = c.size() - 1;
+        bool thrown = false;
+        try {
+            c.agree(c.rank() == odd_one ? 0xbadu : 0x900du, "parameter list");
+        } catch (const mismatch_error& e) {
+            thrown = true;
+            expect(e.ranks() == std::vector<int>{odd_one}, "{} ranks named, first {}", e.ranks().size(),
+                   e.ranks().at(0));
+            const std::string want = fmt::format(
+                "agree: parameter list differs (rank 0: 000000000000900d, rank {}: 0000000000000bad), call", odd_one);
+            expect(std::string(e.what()).starts_with(want), "'{}'", e.what());
+            expect(e.context().operation == "agree" && e.context().rank == c.rank(), "{}", e.context().operation);
+        }
+        expect(thrown, "rank {} did not notice", c.rank());
+        stays_failed(c, "parameter list differs");
+    });
+}
+
+TEST_CASE("agree takes the side of the majority") {
+    for_ranks([](auto& c) {
+        if (c.size() < 3) { return; }
+        try {
+            c.agree(c.rank() == 0 ? 1 : 2, "hash");
+            throw failure("nobody noticed");
+        } catch (const mismatch_error& e) {
+            expect(e.ranks() == std::vector<int>{0}, "rank {} named", e.ranks().at(0));
+        }
+    });
+}
+
+TEST_CASE("an abort reaches the root, its children, and every later call") {
+    for_ranks([](auto& c) {
+        auto lane = c.duplicate("lane");
+        std::vector<int> colors;
+        for (int r = 0; r < c.size(); ++r) { colors.push_back(r % 2); }
+        auto half = c.split(colors, "half");
+        auto deep = half->duplicate("deep");
+        c.barrier();
+        if (c.rank() == c.size() - 1) {
+            deep.abort("the disk is full");
+        }
+        // The others are told while they wait.
+        else {
+            aborted("the disk is full", [&] {
+                for (;;) { c.barrier(); }
+            });
+        }
+        stays_failed(c, "the disk is full");
+        stays_failed(lane, "the disk is full");
+        stays_failed(*half, "the disk is full");
+        stays_failed(deep, "the disk is full");
+        c.abort("another cause");  // the first one stands
+        stays_failed(c, "the disk is full");
+    });
+}
+
+TEST_CASE("a rank that fails ends the wait of all others, with the cause") {
+    for (const int n : backend::sizes()) {
+        CAPTURE(n);
+        for (int culprit = 0; culprit < n; ++culprit) {
+            CHECK_THROWS_WITH_AS(backend::run(n,
+                                              [&](auto& c) {
+                                                  c.barrier();
+                                                  if (c.rank() == culprit) { throw std::domain_error("no such token"); }
+                                                  std::vector<float> x(5000);
+                                                  aborted("no such token",
+                                                          [&] { c.all_reduce(x, view<float>(x), sum{}); });
+                                              }),
+                                 "no such token", std::domain_error);
+        }
+    }
+}
