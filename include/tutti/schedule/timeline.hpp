@@ -4,10 +4,10 @@
 #pragma once
 
 #include <algorithm>    // sort
+#include <cstddef>      // ptrdiff_t
 #include <cstdint>      // track numbers
 #include <cstdio>       // the trace file
 #include <cstring>      // strerror
-#include <map>          // name and track tables
 #include <mutex>        // ranks of one process share a timeline
 #include <span>         // pieces of a document
 #include <string>       // names, JSON
@@ -71,29 +71,23 @@ public:
     void add(track t, std::string_view name, span_kind kind, deadline begin, deadline end) noexcept {
         const std::lock_guard lock(mutex_);
         try {
-            auto known = names_.find(name);
-            if (known == names_.end()) {
-                known = names_.emplace(std::string(name), static_cast<std::uint32_t>(name_list_.size())).first;
-                name_list_.push_back(&known->first);
-            }
-            spans_.push_back({begin, end, known->second, t, kind});
+            spans_.push_back({begin, end, number_of(name), t, kind});
         } catch (...) { ++dropped_; }
     }
 
     /// Totals of a rank's spans, by name and kind, the longest first; steps are not among them.
     [[nodiscard]] std::vector<span_total> totals(int rank) const {
         const std::lock_guard lock(mutex_);
-        std::map<std::pair<std::uint32_t, span_kind>, span_total> sums;
+        std::vector<span_total> all(2 * names_.size());  // of name i: work at 2i, waits at 2i + 1
         for (const span_record& s : spans_) {
             if (tracks_[s.where].rank != rank || s.kind == span_kind::step) { continue; }
-            span_total& total = sums[{s.name, s.kind}];
-            total.name = *name_list_[s.name];
+            span_total& total = all[2 * s.name + (s.kind == span_kind::wait ? 1 : 0)];
+            total.name = names_[s.name];
             total.kind = s.kind;
             total.count += 1;
             total.seconds += seconds(s.end - s.begin);
         }
-        std::vector<span_total> all;
-        for (auto& [key, total] : sums) { all.push_back(std::move(total)); }
+        std::erase_if(all, [](const span_total& total) { return total.count == 0; });
         std::sort(all.begin(), all.end(), [](const span_total& a, const span_total& b) {
             return a.seconds != b.seconds ? a.seconds > b.seconds : a.name < b.name;
         });
@@ -155,12 +149,11 @@ public:
         };
         for (track t = 0; t < tracks_.size(); ++t) {
             comma();
-            fmt::format_to(std::back_inserter(out),
-                           R"({{"name":"process_name","ph":"M","pid":{0},"tid":{1},)"
-                           R"("args":{{"name":"rank {0}"}}}},)"
-                           "\n"
-                           R"({{"name":"thread_name","ph":"M","pid":{0},"tid":{1},"args":{{"name":)",
-                           tracks_[t].rank, t);
+            out += fmt::format(R"({{"name":"process_name","ph":"M","pid":{0},"tid":{1},)"
+                               R"("args":{{"name":"rank {0}"}}}},)"
+                               "\n"
+                               R"({{"name":"thread_name","ph":"M","pid":{0},"tid":{1},"args":{{"name":)",
+                               tracks_[t].rank, t);
             detail::append_json_string(out, tracks_[t].name);
             out += "}}";
         }
@@ -168,11 +161,10 @@ public:
             if (s.end < since) { continue; }
             comma();
             out += R"({"name":)";
-            detail::append_json_string(out, *name_list_[s.name]);
-            fmt::format_to(std::back_inserter(out),
-                           R"(,"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{}}})", name_of(s.kind),
-                           1e6 * seconds(s.begin - origin_), 1e6 * seconds(s.end - s.begin), tracks_[s.where].rank,
-                           s.where);
+            detail::append_json_string(out, names_[s.name]);
+            out += fmt::format(R"(,"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{}}})", name_of(s.kind),
+                               1e6 * seconds(s.begin - origin_), 1e6 * seconds(s.end - s.begin), tracks_[s.where].rank,
+                               s.where);
         }
         return out;
     }
@@ -233,11 +225,30 @@ private:
         span_kind kind;
     };
 
+    // The number of a name, made at its first use. A sorted list: names are few, and a map costs every includer compile time.
+    [[nodiscard]] std::uint32_t number_of(std::string_view name) {
+        std::size_t low = 0;
+        for (std::size_t high = sorted_.size(); low < high;) {
+            const std::size_t middle = (low + high) / 2;
+            const int order = names_[sorted_[middle]].compare(name);
+            if (order == 0) { return sorted_[middle]; }
+            if (order < 0) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        const auto number = static_cast<std::uint32_t>(names_.size());
+        names_.emplace_back(name);
+        sorted_.insert(sorted_.begin() + static_cast<std::ptrdiff_t>(low), number);
+        return number;
+    }
+
     mutable std::mutex mutex_;
     deadline origin_;
     std::vector<track_record> tracks_;
-    std::map<std::string, std::uint32_t, std::less<>> names_;  // nodes never move: name_list_ points into them
-    std::vector<const std::string*> name_list_;
+    std::vector<std::string> names_;     // by number
+    std::vector<std::uint32_t> sorted_;  // numbers in the order of their names
     std::vector<span_record> spans_;
     std::size_t dropped_ = 0;
 };
