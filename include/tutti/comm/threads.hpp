@@ -32,10 +32,11 @@ namespace tutti::comm {
 /// Determinism  every element is reduced by one rank in ascending rank order, 16-bit floats in float: the bits depend on
 ///              the inputs alone, not on size, slicing, bucketing or timing. All ranks get the same bits.
 /// Threads      as the concept says; a lane's worker uses a duplicate.
-/// Cost         n ranks, S bytes each. all_reduce up to 8 KiB: one synchronization, every rank sums everything. Above:
-///              rank r sums slice r of all inputs and writes it to all outputs, two synchronizations and 2nS bytes of
-///              memory traffic, the least possible when every rank wants its own copy. The other collectives pull what
-///              they need straight from the peers' inputs. A synchronization polls n flags.
+/// Cost         n ranks, S bytes each. all_reduce up to 512 bytes (8 KiB where ranks share processors): one
+///              synchronization, every rank sums everything. Above: rank r sums slice r of all inputs and writes it to
+///              all outputs, two synchronizations and 2nS bytes of memory traffic, the least possible when every rank
+///              wants its own copy. The other collectives pull what they need straight from the peers' inputs. A
+///              synchronization polls n flags.
 /// Errors       mismatch_error also when a peer's endpoint is gone ("has left"); timeout_error names who did not arrive;
 ///              aborted_error once any rank of the family has failed. Memory that a peer may still touch is not released
 ///              before the peer has stopped: a leaving rank waits for data phases to end.
@@ -46,7 +47,7 @@ class threads : public front<threads, host_queue> {
     std::string name_;
     host_queue queue_;
     std::uint32_t epoch_ = 0;        // arrivals of this rank
-    std::uint32_t call_ = 0;         // calls of this rank: their parity picks the letter
+    std::uint32_t announced_ = 0;    // epoch in which the current call was announced: that of its letters
     std::vector<const void*> rows_;  // scratch: one pointer a rank
 
     threads(std::shared_ptr<detail::channel> c, int rank, std::string name, host_queue q)
@@ -63,7 +64,7 @@ public:
             name_ = std::move(other.name_);
             queue_ = other.queue_;
             epoch_ = other.epoch_;
-            call_ = other.call_;
+            announced_ = other.announced_;
             rows_ = std::move(other.rows_);
         }
         return *this;
@@ -120,11 +121,10 @@ public:
     }
 
 private:
-    using letter = detail::slot::letter;
     [[nodiscard]] std::size_t ranks() const noexcept { return static_cast<std::size_t>(channel_->ranks); }
     [[nodiscard]] std::size_t me() const noexcept { return static_cast<std::size_t>(rank_); }
-    [[nodiscard]] letter& letter_of(std::size_t rank) const noexcept {
-        return channel_->per_rank[rank].letters[call_ & 1u];
+    [[nodiscard]] detail::letter& letter_of(std::size_t rank) const noexcept {
+        return channel_->arrivals.card(rank, announced_);
     }
 
     // Nothing that an exception leaves behind may be touched by a peer.
@@ -183,15 +183,15 @@ private:
     }
 
     void collective_call(const call& c) {
-        ++call_;
-        letter& mine = letter_of(me());
+        announced_ = epoch_ + 1;
+        detail::letter& mine = letter_of(me());
         mine.head = detail::post(c);
-        const bool staged = detail::input_bound(c, ranks()) <= detail::stage_bytes;
-        if (staged && c.in_bytes() != 0) { std::memcpy(mine.stage, c.in, c.in_bytes()); }
+        const bool staged = detail::input_bound(c, ranks()) <= channel_->staged_bytes;
+        if (staged && c.in_bytes() != 0) { std::memcpy(mine.stage(), c.in, c.in_bytes()); }
         meet(c);
         compare_postings(c);
         if (staged) {  // inputs are in channel memory: nobody has to wait until they have been read
-            for (std::size_t p = 0; p < ranks(); ++p) { rows_[p] = letter_of(p).stage; }
+            for (std::size_t p = 0; p < ranks(); ++p) { rows_[p] = letter_of(p).stage(); }
             pull(c);
             return;
         }

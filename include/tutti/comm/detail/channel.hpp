@@ -2,14 +2,12 @@
 // Needs comm/detail/{posting,epoch_barrier,family}. One channel per communicator; endpoints hold it by shared pointer.
 #pragma once
 
-#include <array>    // two parities
 #include <atomic>   // busy, presence, signals
 #include <cstddef>  // size_t
 #include <cstdint>  // sequence numbers
 #include <deque>    // mail
 #include <memory>   // slots
 #include <mutex>    // mailboxes
-#include <vector>   // slots
 
 #include <tutti/comm/detail/epoch_barrier.hpp>  // arrivals
 #include <tutti/comm/detail/family.hpp>         // abort
@@ -19,7 +17,21 @@
 namespace tutti::comm::detail {
 
 /// Inputs up to this size are staged in the channel: one synchronization instead of two, and no pointers into user memory.
+/// While ranks have processors of their own, a synchronization costs less than moving half a KiB twice.
 inline constexpr std::size_t stage_bytes = 8192;
+inline constexpr std::size_t stage_bytes_when_free = 512;
+
+/// What a rank says by arriving: what it calls, and the data itself where there is little.
+struct letter {
+    static constexpr std::size_t stage_offset = offsetof(posted, in);
+    posted head;
+    std::byte more[stage_bytes - (sizeof(posted) - stage_offset)];
+
+    /// Staged data takes the place of the addresses, which a staged call does not need, so that the first bytes travel in
+    /// the cache line that tells of the arrival.
+    [[nodiscard]] std::byte* stage() noexcept { return reinterpret_cast<std::byte*>(this) + stage_offset; }
+};
+static_assert(sizeof(letter) == letter::stage_offset + stage_bytes);
 
 /// A word that is changed to say "look again". Bit 0: somebody may be asleep.
 class signal {
@@ -63,17 +75,11 @@ struct channel;
 enum class presence : std::uint8_t { here, left, thrown };
 inline constexpr duration cause_time = std::chrono::seconds(1);
 
-/// One rank's part of a channel. Everything is double-buffered by call parity: a rank can be one call ahead of a peer that
-/// still reads, never two, because the call between has an arrival of everybody.
+/// One rank's part of a channel.
 struct alignas(128) slot {
-    struct alignas(128) letter {
-        posted head;
-        alignas(64) std::byte stage[stage_bytes];
-    };
-    std::array<letter, 2> letters;
-    alignas(128) std::atomic<bool> busy{false};  ///< in a data phase: may touch peers' user memory
+    std::atomic<bool> busy{false};  ///< in a data phase: may touch peers' user memory
     std::atomic<presence> owner{presence::here};
-    std::shared_ptr<channel> child;              ///< handed from a group's leader to its members
+    std::shared_ptr<channel> child;  ///< handed from a group's leader to its members
     mailbox box;
 };
 
@@ -82,13 +88,15 @@ struct channel {
         : ranks(n)
         , relatives(std::move(f))
         , spin_time(spin_time_for(n))
+        , staged_bytes(spin_time > duration::zero() ? stage_bytes_when_free : stage_bytes)
         , arrivals(static_cast<std::size_t>(n))
         , per_rank(std::make_unique<slot[]>(static_cast<std::size_t>(n))) {}
 
     const int ranks;
     const std::shared_ptr<family> relatives;
     const duration spin_time;
-    epoch_barrier<machine> arrivals;
+    const std::size_t staged_bytes;
+    epoch_barrier<machine, letter> arrivals;
     const std::unique_ptr<slot[]> per_rank;
 
     [[nodiscard]] slot& of(int rank) const noexcept { return per_rank[static_cast<std::size_t>(rank)]; }

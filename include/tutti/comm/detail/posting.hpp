@@ -17,26 +17,26 @@
 
 namespace tutti::comm::detail {
 
-/// `agreed` is what must be equal on all ranks besides the plain fields: a count, or a hash of the counts table.
+/// `agreed` is what must be equal on all ranks besides the plain fields: a count, or a hash of the counts table. What
+/// ranks compare comes first; the addresses are for calls that reach into each other's memory.
 struct posted {
-    const void* in = nullptr;
-    void* out = nullptr;
     std::uint64_t agreed = 0;
-    std::uint64_t sequence = 0;
-    const std::size_t* send_counts = nullptr;
-    const std::size_t* recv_counts = nullptr;
     std::uint32_t element_size = 0;
     std::int32_t root = -1;
     collective kind = collective::barrier;
     dtype type = dtype::byte;
     op_kind op = op_kind::none;
+    const void* in = nullptr;
+    void* out = nullptr;
+    const std::size_t* send_counts = nullptr;
+    const std::size_t* recv_counts = nullptr;
 
     [[nodiscard]] bool agrees_with(const posted& other) const noexcept {
         return agreed == other.agreed && element_size == other.element_size && root == other.root &&
                kind == other.kind && type == other.type && op == other.op;
     }
 };
-static_assert(sizeof(posted) <= 64, "a posting is one cache line");
+static_assert(sizeof(posted) <= 56, "a posting and the word of an arrival are one cache line");
 
 /// The number that must be the same on all ranks.
 [[nodiscard]] inline std::uint64_t agreed_of(const call& c) noexcept {
@@ -63,7 +63,6 @@ static_assert(sizeof(posted) <= 64, "a posting is one cache line");
     h.in = c.in;
     h.out = c.out;
     h.agreed = agreed_of(c);
-    h.sequence = c.sequence;
     h.send_counts = c.send_counts.data();
     h.recv_counts = c.recv_counts.data();
     h.element_size = static_cast<std::uint32_t>(c.element_size);

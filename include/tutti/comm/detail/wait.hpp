@@ -90,7 +90,7 @@ struct machine {
 
     /// Spins, then yields, for as long as it pays. `again` is false once the caller should sleep.
     class ladder {
-        static constexpr int free_polls = 64;  // before the first PAUSE: a peer is that close
+        static constexpr int free_polls = 256;  // before the first look at the clock: a peer is that close
         static constexpr duration yield_time = std::chrono::microseconds(100);
         duration spin_time_;
         deadline start_{};
