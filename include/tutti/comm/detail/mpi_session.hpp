@@ -12,9 +12,11 @@
 #include <cstdlib>    // abort
 #include <exception>  // leaving by an error
 #include <memory>     // helper thread's result
+#include <mutex>      // one handler put aside at a time
 #include <span>       // messages
 #include <string>     // texts
 #include <thread>     // yield, sleep_for, helper
+#include <utility>    // exchange, move
 #include <vector>     // requests
 
 #include <time.h>  // clock_gettime
@@ -38,40 +40,49 @@ inline constexpr duration note_interval = std::chrono::milliseconds(1);
 
 /// Calls done() until it is true or `limit` has passed, and between_times() every millisecond.
 ///
-/// MPI moves data only while it is called. So poll without a pause first, then yield (ranks may be more than cores), then
-/// sleep, but never for more than 1/64 of the time without progress, which bounds what sleeping adds. A call that used the
-/// processor for longer than an idle one does has moved data: then it starts over, so transfers are not slept through.
+/// MPI moves data only while it is called, and its calls cost the same processor time whenever they find nothing to do. So
+/// poll without a pause first, then yield (ranks may be more than cores), then sleep, but never for more than 1/64 of the
+/// time waited so far, which bounds what sleeping adds. A call that took much longer than the cheapest one has moved data:
+/// then poll on for a while, so that transfers are not slept through. A waiting rank costs a few percent of a processor.
 template <class Done, class Between> [[nodiscard]] bool poll_until(deadline limit, Done done, Between between_times) {
     constexpr duration spinning = std::chrono::microseconds(20);
     constexpr duration yielding = std::chrono::milliseconds(5);
+    constexpr duration after_nap = std::chrono::microseconds(10);
+    constexpr duration after_progress = std::chrono::microseconds(500);
     constexpr duration longest_nap = std::chrono::milliseconds(1);
-    constexpr duration idle_call = std::chrono::microseconds(2);
     if (done()) { return true; }
-    deadline idle_since = clock_type::now();
-    deadline next_look = idle_since + note_interval;
-    for (;;) {
+    const deadline start = clock_type::now();
+    deadline next_look = start + note_interval;
+    deadline spin_until = start + spinning;
+    deadline yield_until = start + yielding;
+    duration cheapest = std::chrono::seconds(1);
+    for (bool cold = false;;) {
         const deadline now = clock_type::now();
         if (now >= next_look) {
             between_times();
             next_look = now + note_interval;
         }
         if (now >= limit) { return done(); }
-        const duration idle = now - idle_since;
-        if (idle < yielding) {
-            if (idle < spinning) {
-                relax();
-            } else {
-                std::this_thread::yield();
-            }
+        if (now < spin_until) {
+            relax();
+        } else if (now < yield_until) {
+            std::this_thread::yield();
+        } else {
+            std::this_thread::sleep_for(std::min<duration>(longest_nap, (now - start) / 64));
+            spin_until = clock_type::now() + after_nap;
+            cold = true;
+        }
+        if (now < start + spinning) {  // too short to look closely
             if (done()) { return true; }
             continue;
         }
         const duration before = thread_time();
         if (done()) { return true; }
-        if (thread_time() - before > idle_call) {
-            idle_since = now;
-        } else {
-            std::this_thread::sleep_for(std::min<duration>(longest_nap, idle / 64));
+        const duration taken = thread_time() - before;
+        cheapest = std::min(cheapest, taken);
+        // The first call after a nap finds nothing in its caches.
+        if (taken > (std::exchange(cold, false) ? 16 : 4) * cheapest + std::chrono::microseconds(2)) {
+            yield_until = std::max(yield_until, clock_type::now() + after_progress);
         }
     }
 }
@@ -82,6 +93,22 @@ template <class Done, class Between> [[nodiscard]] bool poll_until(deadline limi
     std::fflush(stderr);
     MPI_Abort(comm, EXIT_FAILURE);
     std::abort();  // MPI_Abort has no way back
+}
+
+/// MPI_Wait of a request that has completed. Open MPI 4 reports what went wrong in a nonblocking collective to the handler
+/// of MPI_COMM_WORLD instead of its communicator's, and by default that ends the job. So that handler is put aside for the
+/// length of this call, which waits for nothing. (MPICH 4.0 does so in every call that looks at a request: there a message
+/// that does not fit ends the job by MPI's own words.)
+[[nodiscard]] inline int take_completed(MPI_Request& request, MPI_Status* status = MPI_STATUS_IGNORE) {
+    static std::mutex one_at_a_time;
+    const std::lock_guard lock(one_at_a_time);
+    MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
+    if (const int code = MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler); code != MPI_SUCCESS) { return code; }
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    const int result = MPI_Wait(&request, status);
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
+    MPI_Errhandler_free(&handler);
+    return result;
 }
 
 class mpi_session {
@@ -115,18 +142,12 @@ public:
     void expect(int code, std::string_view function) const { expect_success(code, function, context_); }
 
     /// Waits for one request.
-    /// MPI_Test would report an error of a nonblocking collective to the handler of MPI_COMM_WORLD in some
-    /// implementations, which ends the job; MPI_Request_get_status reports it to nobody but us.
     void complete(MPI_Request& request, std::string_view function) {
         until([&] {
             int done = 0;
-            MPI_Status status;
-            status.MPI_ERROR = MPI_SUCCESS;
-            expect(MPI_Request_get_status(request, &done, &status), function);
-            if (done == 0) { return false; }
-            expect(status.MPI_ERROR, function);
-            expect(MPI_Wait(&request, MPI_STATUS_IGNORE), function);
-            return true;
+            expect(MPI_Request_get_status(request, &done, MPI_STATUS_IGNORE), function);
+            if (done != 0) { expect(take_completed(request), function); }
+            return done != 0;
         });
     }
 
@@ -162,15 +183,24 @@ public:
     }
 
 private:
-    template <class Done> void until(Done done, const std::vector<int>* awaited = nullptr) {
+    // `awaited` is asked at the deadline: the ranks whose messages are under way, or nullptr when all ranks count.
+    template <class Done, class Awaited> void until(Done done, Awaited awaited) {
+        deadline give_up{};
         const auto watched = [&] {
-            if (family_.poisoned()) { family_.raise(context_); }
-            return done();
+            if (done()) { return true; }
+            if (!family_.poisoned()) { return false; }
+            // A rank that failed behind this call may be heard before the call's own last message: then it completes.
+            if (give_up == deadline{}) { give_up = after(std::chrono::milliseconds(100)); }
+            if (clock_type::now() >= give_up) { family_.raise(context_); }
+            return false;
         };
-        if (poll_until(limit_, watched, [&] { family_.poll(); })) { return; }
-        explain_absence(done, awaited);
+        if (!poll_until(limit_, watched, [&] { family_.poll(); })) { explain_absence(done, awaited()); }
+    }
+    template <class Done> void until(Done done) {
+        until(done, []() -> const std::vector<int>* { return nullptr; });
     }
     template <class Done> void explain_absence(Done done, const std::vector<int>* awaited);
+    void inspect(const message& m, int code, const MPI_Status& status) const;
     struct inquiring;
 };
 
@@ -205,9 +235,11 @@ template <class Done> void mpi_session::explain_absence(Done done, const std::ve
     const duration grace =
         std::clamp<duration>(family_.choice.timeout / 2, std::chrono::milliseconds(200), std::chrono::seconds(2));
     bool completed = false;
-    const auto enough = [&] { return (completed = done()) || family_.answered(query.inquiry); };
+    const auto enough = [&] { return (completed = done()) || family_.poisoned() || family_.answered(query.inquiry); };
     static_cast<void>(poll_until(after(grace), enough, [&] { family_.poll(); }));
     if (completed) { return; }
+    // Another rank was first to find out, and has left: its text says who is missing, its silence does not mean it is.
+    if (family_.poisoned()) { family_.raise(context_); }
 
     std::vector<int> missing;
     std::string details;
@@ -240,65 +272,62 @@ template <class Done> void mpi_session::explain_absence(Done done, const std::ve
 
 inline void mpi_session::transfer(std::span<const message> messages, MPI_Comm comm, int tag) {
     std::vector<MPI_Request> requests(messages.size(), MPI_REQUEST_NULL);
-    std::vector<MPI_Status> statuses(messages.size());
-    std::vector<int> finished(messages.size());
-    const int count = narrow<int>(messages.size(), "exchange: number of messages");
-    const std::size_t largest = largest_call();
-
+    std::vector<std::size_t> open;  // messages under way
     // Receives first: a message that finds its receiver is not stored in between.
     for (const bool sends : {false, true}) {
         for (std::size_t i = 0; i < messages.size(); ++i) {
             const message& m = messages[i];
             if (m.sends != sends) { continue; }
-            const mpi_extent extent(m.bytes, largest, context_);
+            const mpi_extent extent(m.bytes, largest_call(), context_);
             const int code = sends ? MPI_Isend(m.data, extent.count, extent.type, m.peer, tag, comm, &requests[i])
                                    : MPI_Irecv(m.data, extent.count, extent.type, m.peer, tag, comm, &requests[i]);
             expect(code, sends ? "MPI_Isend" : "MPI_Irecv");
+            open.push_back(i);
         }
     }
 
-    std::vector<int> open;  // peers of messages under way, for the error
-    std::size_t left = messages.size();
-    const auto inspect = [&](const message& m, const MPI_Status& status, int code) {
-        int kind = MPI_SUCCESS;
-        MPI_Error_class(code, &kind);
-        MPI_Count received = 0;
-        if (code == MPI_SUCCESS && !m.sends) {
-            expect(MPI_Get_elements_x(&status, MPI_BYTE, &received), "MPI_Get_elements_x");
-        }
-        const bool shorter = code == MPI_SUCCESS && !m.sends && static_cast<std::size_t>(received) != m.bytes;
-        if (kind == MPI_ERR_TRUNCATE || shorter) {
-            const std::string sent = shorter ? fmt::format("{}", received) : fmt::format("more than {}", m.bytes);
-            throw mismatch_error(fmt::format("{}: sizes differ (rank {} sent {} bytes, {} were expected){}",
-                                             context_.operation, m.peer, sent, m.bytes, where(context_)),
-                                 {m.peer}, context_);
-        }
-        expect(code, m.sends ? "MPI_Isend" : "MPI_Irecv");
-    };
+    std::size_t next = 0;
+    std::vector<int> peers;  // of messages under way, for the error
+    // One call that finds nothing a turn, whatever the number of messages: each call drives all of them.
     const auto advance = [&] {
-        if (left == 0) { return true; }
-        int n = 0;
-        const int code = MPI_Testsome(count, requests.data(), &n, finished.data(), statuses.data());
-        int kind = MPI_SUCCESS;
-        MPI_Error_class(code, &kind);
-        const bool in_status = kind == MPI_ERR_IN_STATUS;
-        if (!in_status) { expect(code, "MPI_Testsome"); }
-        for (int k = 0; n != MPI_UNDEFINED && k < n; ++k) {
-            const auto i = static_cast<std::size_t>(finished[static_cast<std::size_t>(k)]);
-            const MPI_Status& status = statuses[static_cast<std::size_t>(k)];
-            inspect(messages[i], status, in_status ? status.MPI_ERROR : MPI_SUCCESS);
-            --left;
-        }
-        if (left == 0) { return true; }
-        if (clock_type::now() >= limit_) {
-            open.clear();
-            for (std::size_t i = 0; i < messages.size(); ++i) {
-                if (requests[i] != MPI_REQUEST_NULL) { open.push_back(messages[i].peer); }
+        while (!open.empty()) {
+            next = next < open.size() ? next : 0;
+            const std::size_t i = open[next];
+            int done = 0;
+            expect(MPI_Request_get_status(requests[i], &done, MPI_STATUS_IGNORE), "MPI_Request_get_status");
+            if (done == 0) {
+                ++next;
+                return false;
             }
+            MPI_Status status;
+            const int code = take_completed(requests[i], &status);
+            inspect(messages[i], code, status);
+            open[next] = open.back();
+            open.pop_back();
         }
-        return false;
+        return true;
     };
-    until(advance, &open);
+    until(advance, [&] {
+        for (const std::size_t i : open) { peers.push_back(messages[i].peer); }
+        return &peers;
+    });
+}
+
+// A message has ended: its size must be what its receiver expected.
+inline void mpi_session::inspect(const message& m, int code, const MPI_Status& status) const {
+    int kind = MPI_SUCCESS;
+    MPI_Error_class(code, &kind);
+    MPI_Count received = 0;
+    const bool arrived = code == MPI_SUCCESS && !m.sends;
+    if (arrived) { expect(MPI_Get_elements_x(&status, MPI_BYTE, &received), "MPI_Get_elements_x"); }
+    const bool shorter = arrived && static_cast<std::size_t>(received) != m.bytes;
+    if (kind == MPI_ERR_TRUNCATE || shorter) {
+        const std::string sent = shorter ? fmt::format("{}", received) : fmt::format("more than {}", m.bytes);
+        throw mismatch_error(fmt::format("{}: sizes differ (rank {} sent {} bytes, {} were expected){}",
+                                         context_.operation, m.peer, sent, m.bytes, where(context_)),
+                             {m.peer}, context_);
+    }
+    expect(code, m.sends ? "MPI_Isend" : "MPI_Irecv");
 }
 
 }  // namespace tutti::comm::detail

@@ -117,7 +117,7 @@ private:
             }
         };
         if (!poll_until(after(choice_.timeout), done, look_for_failures)) { explain_absence(); }
-        succeed(MPI_Wait(&request, MPI_STATUS_IGNORE), "MPI_Comm_idup");
+        succeed(take_completed(request), "MPI_Comm_idup");
         succeed(MPI_Comm_set_errhandler(own, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
         succeed(MPI_Comm_set_name(own, choice_.name.c_str()), "MPI_Comm_set_name");
         return std::make_shared<mpi_family>(own, context_.rank, size_, multiple_, choice_);
