@@ -70,7 +70,7 @@ struct call {
 
     [[nodiscard]] std::size_t in_bytes() const noexcept { return in_count * element_size; }
     [[nodiscard]] std::size_t out_bytes() const noexcept { return out_count * element_size; }
-    /// The count that all ranks share: the larger view, which is what messages and fingerprints speak of.
+    /// The larger view, which is what messages speak of. At the root of gather and scatter it is larger than elsewhere.
     [[nodiscard]] std::size_t count() const noexcept { return in_count > out_count ? in_count : out_count; }
 };
 
