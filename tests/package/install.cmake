@@ -12,8 +12,9 @@ file(RENAME ${WORK}/first ${WORK}/prefix)
 file(GLOB_RECURSE files ${WORK}/prefix/*.cmake)
 foreach(file IN LISTS files)
   file(READ ${file} content)
+  string(REPLACE ";" " " content "${content}")
   foreach(place IN ITEMS ${SOURCE} ${WORK})
-    foreach(before IN ITEMS "\"" " " ":" "=" "(" "\;")  # where a path begins; a short one may end others
+    foreach(before IN ITEMS "\"" " " ":" "=" "(")  # where a path begins; a short one may end others
       string(FIND "${content}" "${before}${place}/" position)
       if(NOT position EQUAL -1)
         message(FATAL_ERROR "${file} names ${place}")
