@@ -1,9 +1,9 @@
-// The trainer's step at nanoGPT's CPU configuration on one core: tokens/s, model FLOP rate, and its share of the sgemm rate.
+// The trainer's step at nanoGPT's CPU configuration on one core: tokens/s, model FLOP rate, its share of sgemm's.
 // Needs a CBLAS and the trainer's headers. bench/transformer_step_torch.py is the same step in PyTorch.
 //
-// Model FLOPs of a token are counted as nanoGPT and PaLM do (Chowdhery et al. 2022, appendix B): 6 N + 12 L T C, with N the
-// weights that enter products (the tied classifier once, the position table not) and full attention, although causal
-// attention computes about half of it. The sgemm (512 x 512 x 512) alternates with the steps, so that both see one machine.
+// Model FLOPs of a token are counted as nanoGPT and PaLM do (Chowdhery et al. 2022, appendix B): 6 N + 12 L T C, with N
+// the weights that enter products (the tied classifier once, the position table not) and full attention, although a causal
+// one computes about half of it. The sgemm (512 cubed) alternates with the steps, so that both see one machine.
 #include <chrono>    // times
 #include <cstdint>   // tokens
 #include <fstream>   // report

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """The step of bench/transformer_step.cpp in plain PyTorch: same model, same batch, one thread. Prints JSON.
 
-Needs PyTorch (pip install torch). The fastest of the ways PyTorch offers counts: run it with --optimizer default|foreach|fused
-and with --compile.
+Needs PyTorch (pip install torch). The fastest of the ways PyTorch offers counts: run it with
+--optimizer default|foreach|fused and with --compile.
 """
 import argparse
 import json
@@ -115,8 +115,8 @@ def main():
     json.dump({
         "bench": "transformer_step_torch",
         "command": " ".join(["transformer_step_torch.py"] + sys.argv[1:]),
-        "configuration": {"layers": o.layers, "heads": o.heads, "width": o.width, "context": o.context, "batch": o.batch,
-                          "precision": "float"},
+        "configuration": {"layers": o.layers, "heads": o.heads, "width": o.width, "context": o.context,
+                          "batch": o.batch, "precision": "float"},
         "steps": o.steps,
         "step_milliseconds": {"median": 1e3 * step, "min": 1e3 * min(step_times)},
         "tokens_per_second": tokens / step,

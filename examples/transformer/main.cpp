@@ -1,6 +1,7 @@
 // The trainer's command line: reads options and text, runs the ranks (threads, or mpirun's processes), reports.
 // Exit codes: 0 trained; 2 the user asked for something impossible (nothing was written); 1 anything else.
-#include <algorithm>   // replace
+#include <algorithm>   // replace, find_if
+#include <cmath>       // bits
 #include <cstdio>      // stderr
 #include <cstdlib>     // getenv
 #include <filesystem>  // own sources
@@ -68,11 +69,10 @@ std::vector<std::string> own_sources() {
     return paths;
 }
 
-/// All that can be refused, the cheap questions first. `writes`: this process will write the results.
-corpus prepare(options& o, int processes, bool writes) {
+/// All that can be refused before something is written, the cheap questions first.
+corpus prepare(options& o, int processes) {
     complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
     corpus text(read_text(o.data.empty() ? own_sources() : o.data), o.model.context);
-    if (writes) { claim_files(o); }
     one_thread_per_rank();
     return text;
 }
@@ -82,28 +82,33 @@ void run_threads(options& o) {
         throw bad_input(fmt::format("--backend: 'threads' under mpirun would train {} times over; use --backend mpi",
                                     launched_processes()));
     }
-    const corpus text = prepare(o, 0, true);
+    const corpus text = prepare(o, 0);
+    claim_files(o);
     const tutti::deadline origin = tutti::clock_type::now();
     tutti::comm::threads::launch(o.ranks, [&](tutti::comm::threads& world) { run_rank(world, o, text, origin); });
 }
 
 #if TRANSFORMER_WITH_MPI
+/// Did work() refuse on any rank? The first one that did says why: a file may be readable on one machine alone.
+template <class Work> bool any_refuses(tutti::comm::mpi& world, Work work) {
+    std::string refused;
+    try {
+        work();
+    } catch (const bad_input& e) { refused = e.what(); }
+    const auto answers = world.gather_control({refused.empty() ? 0u : 1u, 0, 0, 0});
+    const auto first = std::find_if(answers.begin(), answers.end(), [](const auto& a) { return a[0] != 0; });
+    if (first == answers.end()) { return false; }
+    if (first - answers.begin() == world.rank()) { fmt::print(stderr, "transformer: {}\n", refused); }
+    return true;
+}
+
 int run_mpi(int argc, char** argv, options& o) {
     return tutti::comm::mpi::launch(argc, argv, [&](tutti::comm::mpi& world) {
         std::optional<corpus> text;
-        std::string refused;
-        try {
-            text.emplace(prepare(o, world.size(), world.rank() == 0));
-        } catch (const bad_input& e) { refused = e.what(); }
-        // A file may be readable on one machine and not on another: the first rank that refuses speaks, and all end.
-        const auto answers = world.gather_control({refused.empty() ? 0u : 1u, 0, 0, 0});
-        for (std::size_t r = 0; r < answers.size(); ++r) {
-            if (answers[r][0] == 0) { continue; }
-            if (static_cast<std::size_t>(world.rank()) == r) { fmt::print(stderr, "transformer: {}\n", refused); }
-            return 2;
-        }
+        if (any_refuses(world, [&] { text.emplace(prepare(o, world.size())); })) { return 2; }
         world.agree(tutti::hash_bytes(tutti::as_bytes(tutti::view<const std::uint8_t>(text->training()))),
                     "training text");
+        if (any_refuses(world, [&] { world.rank() == 0 ? claim_files(o) : void(); })) { return 2; }
         world.barrier();  // machines share no clock: they agree on this moment as the traces' time zero
         run_rank(world, o, *text, tutti::clock_type::now());
         return 0;

@@ -80,7 +80,8 @@ void multiply(std::type_identity_t<factor<T>> a, std::type_identity_t<factor<T>>
 
 /// e^x, in a form that loops over float vectorize with: no branch, no table, no call.
 ///
-/// Units  float: within 2 units in the last place for x in [-87, 88], saturated outside; NaN stays NaN. double: std::exp.
+/// Units  float: within 2 units in the last place for x in [-87, 88], saturated outside; NaN stays NaN.
+///        double: std::exp.
 template <class T> [[nodiscard]] inline T exponential(T x) {
     if constexpr (std::is_same_v<T, float>) {
         constexpr float round_to_integer = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction bits

@@ -1,34 +1,23 @@
-// The model: GPT-2's architecture over bytes (pre-LayerNorm, causal attention, GELU MLP, learned positions, tied embeddings).
-// Needs layers.hpp. Parameters are reached through a strategy (before_use, after_use, gradient, gradient_ready) only, so the
-// same code trains replicated, sharded or compressed. Initialization: Radford et al. 2019, as in nanoGPT.
+// The model: the layers put together, forward and backward.
+// Needs layers.hpp, attention.hpp and parameters.hpp. Parameters are reached through a strategy only (before_use,
+// after_use, gradient, gradient_ready), so the same code trains replicated, sharded or compressed.
 #pragma once
 
-#include <cmath>      // sqrt
+#include <algorithm>  // fill
+#include <cstdint>    // seed
 #include <exception>  // uncaught_exceptions
-#include <string>     // parameter names
+#include <span>       // probabilities
+#include <utility>    // declval
 #include <vector>     // saved activations
 
 #include <tutti/core/buffer.hpp>        // storage of parameters and activations
-#include <tutti/core/philox.hpp>        // initial weights
 #include <tutti/strategy/strategy.hpp>  // parameters
 
+#include "attention.hpp"
 #include "layers.hpp"
+#include "parameters.hpp"
 
 namespace transformer {
-
-struct configuration {
-    int vocabulary = 256;  // bytes
-    int context = 64;      // longest sequence
-    int layers = 4;
-    int heads = 4;
-    int width = 128;
-};
-
-/// What the seeds of random streams are split by.
-enum class purpose : std::uint32_t { weights = 0, data = 1, sample = 2 };
-[[nodiscard]] inline tutti::random_stream random_for(std::uint64_t seed, purpose p, std::uint32_t tensor = 0) {
-    return {.seed = seed, .stream = tensor, .step = static_cast<std::uint32_t>(p)};
-}
 
 /// A parameter between before_use and after_use.
 template <class S> class use {
@@ -49,9 +38,10 @@ public:
 
 /// GPT-2 over element type T, with room for `batch` sequences of `context` tokens.
 ///
-/// Semantics    attach `parameters()` to a strategy; then per micro-batch forward(), backward() with the same arguments.
+/// Semantics    attach `parameters()` to a strategy; then per micro-batch forward(), backward() alike.
 /// Determinism  initial weights are a function of (seed, tensor, element); no result depends on time or threads.
-/// Cost         about 6 flops per weight and token for a step, plus attention; activations: 14 * width numbers per token and layer.
+/// Cost         a step takes about 6 flops a weight and token, plus attention; forward keeps 14 * width numbers for
+///              each token and layer.
 template <class T> class model {
 public:
     model(const configuration& c, int batch, std::uint64_t seed);
@@ -67,35 +57,15 @@ public:
     /// Sum over all tokens of -ln p(target), for in.size() / length sequences of `length` <= context tokens.
     template <class S> [[nodiscard]] double forward(S& s, tokens in, tokens targets, int length);
 
-    /// Adds the gradient of scale * (the sum that forward returned) to the strategy's gradients; announces each when complete.
+    /// Adds the gradient of scale * (the sum that forward returned) to the strategy's gradients, and announces each
+    /// when it is complete.
     template <class S> void backward(S& s, tokens in, tokens targets, int length, T scale);
 
     /// Probabilities of the byte after `in`, a single sequence of at most `context` tokens.
     template <class S> [[nodiscard]] std::span<const T> predict(S& s, tokens in);
 
 private:
-    // Order of parameters: the two tables, these for each layer, the final normalization.
-    enum in_layer : std::size_t {
-        norm1_gain,
-        norm1_bias,
-        attention_weight,
-        attention_bias,
-        project_weight,
-        project_bias,
-        norm2_gain,
-        norm2_bias,
-        expand_weight,
-        expand_bias,
-        contract_weight,
-        contract_bias,
-        per_layer
-    };
-    static constexpr std::size_t token_table = 0;
-    static constexpr std::size_t position_table = 1;
-    [[nodiscard]] static std::size_t at(int layer, in_layer p) {
-        return 2 + static_cast<std::size_t>(layer) * per_layer + p;
-    }
-    [[nodiscard]] std::size_t final_gain() const { return 2 + static_cast<std::size_t>(config_.layers) * per_layer; }
+    [[nodiscard]] std::size_t final_gain() const { return at(config_.layers, in_layer{}); }
     [[nodiscard]] std::size_t final_bias() const { return final_gain() + 1; }
 
     // What backward needs of a layer's forward pass.
@@ -106,7 +76,7 @@ private:
         T* log_sum_exp;
     };
 
-    void declare_parameters(std::uint64_t seed);
+    void make_parameters(std::uint64_t seed);
     template <class Take> void lay_out(Take take);
     [[nodiscard]] attention_shape attention_of(int rows, int length) const {
         return {rows / length, length, config_.heads, config_.width / config_.heads};
@@ -137,10 +107,10 @@ private:
     matrix<T> scores_;                        // attention's scratch
 };
 
-// ---- parameters and storage ---------------------------------------------------------------------------------------------
+// ---- parameters and storage -----------------------------------------------------------------------------------------
 
 template <class T> model<T>::model(const configuration& c, int batch, std::uint64_t seed) : config_(c), batch_(batch) {
-    declare_parameters(seed);
+    make_parameters(seed);
     std::size_t needed = 0;  // the same walk twice: once to count, once to hand out
     lay_out([&](std::size_t n) -> T* {
         needed += (n + 31) / 32 * 32;
@@ -155,60 +125,21 @@ template <class T> model<T>::model(const configuration& c, int batch, std::uint6
     });
 }
 
-template <class T> void model<T>::declare_parameters(std::uint64_t seed) {
-    using shape = std::vector<std::size_t>;
-    struct declaration {
-        std::string name;
-        shape extents;
-        float deviation;  // of the normal distribution; 0: the constant below
-        T constant;
-    };
-    const auto w = static_cast<std::size_t>(config_.width);
-    const float deviation = 0.02f;
-    const float residual =
-        deviation / std::sqrt(2.0f * static_cast<float>(config_.layers));  // 2 L additions to the stream
-    std::vector<declaration> list{
-        {"wte.weight", {static_cast<std::size_t>(config_.vocabulary), w}, deviation, T{}},
-        {"wpe.weight", {static_cast<std::size_t>(config_.context), w}, deviation, T{}},
-    };
-    for (int l = 0; l < config_.layers; ++l) {
-        const std::string h = "h." + std::to_string(l) + ".";
-        list.push_back({h + "ln_1.weight", {w}, 0, T{1}});
-        list.push_back({h + "ln_1.bias", {w}, 0, T{0}});
-        list.push_back({h + "attn.c_attn.weight", {w, 3 * w}, deviation, T{}});
-        list.push_back({h + "attn.c_attn.bias", {3 * w}, 0, T{0}});
-        list.push_back({h + "attn.c_proj.weight", {w, w}, residual, T{}});
-        list.push_back({h + "attn.c_proj.bias", {w}, 0, T{0}});
-        list.push_back({h + "ln_2.weight", {w}, 0, T{1}});
-        list.push_back({h + "ln_2.bias", {w}, 0, T{0}});
-        list.push_back({h + "mlp.c_fc.weight", {w, 4 * w}, deviation, T{}});
-        list.push_back({h + "mlp.c_fc.bias", {4 * w}, 0, T{0}});
-        list.push_back({h + "mlp.c_proj.weight", {4 * w, w}, residual, T{}});
-        list.push_back({h + "mlp.c_proj.bias", {w}, 0, T{0}});
-    }
-    list.push_back({"ln_f.weight", {w}, 0, T{1}});
-    list.push_back({"ln_f.bias", {w}, 0, T{0}});
-
-    const auto extent = [](const shape& s) { return s.size() == 2 ? s[0] * s[1] : s[0]; };
+template <class T> void model<T>::make_parameters(std::uint64_t seed) {
+    const std::vector<declaration> list = parameters_of(config_);
     std::size_t total = 0;
-    for (const auto& d : list) { total += extent(d.extents); }
+    for (const declaration& d : list) { total += d.size(); }
     values_ = tutti::buffer<T>({}, total);
     std::size_t offset = 0;
     for (std::size_t i = 0; i < list.size(); ++i) {
-        const auto value = values_.view().sub(offset, extent(list[i].extents));
+        const auto value = values_.view().sub(offset, list[i].size());
+        initialize(value, list[i], seed, static_cast<std::uint32_t>(i));
+        parameters_.push_back({.name = list[i].name,
+                               .shape = list[i].shape,
+                               .decay = list[i].shape.size() == 2,  // gains and biases do not decay
+                               .value = value,
+                               .gradient = {}});
         offset += value.size();
-        if (list[i].deviation > 0) {
-            const auto stream = random_for(seed, purpose::weights, static_cast<std::uint32_t>(i));
-            tutti::fill_normal(tutti::host_queue{}, value, stream, list[i].deviation);
-        } else {
-            std::fill(value.begin(), value.end(), list[i].constant);
-        }
-        parameters_.push_back(
-            {.name = list[i].name,
-             .shape = list[i].extents,
-             .decay = list[i].extents.size() == 2,  // weights and tables decay, gains and biases do not
-             .value = value,
-             .gradient = {}});
     }
 }
 
@@ -245,7 +176,7 @@ template <class T> template <class Take> void model<T>::lay_out(Take take) {
     scores_ = tall(2 * attention_block, config_.context);
 }
 
-// ---- forward --------------------------------------------------------------------------------------------------------------
+// ---- forward --------------------------------------------------------------------------------------------------------
 
 template <class T>
 template <class S>
@@ -313,7 +244,7 @@ template <class T> template <class S> std::span<const T> model<T>::predict(S& s,
     return {logits.data, static_cast<std::size_t>(config_.vocabulary)};
 }
 
-// ---- backward -------------------------------------------------------------------------------------------------------------
+// ---- backward -------------------------------------------------------------------------------------------------------
 
 template <class T> template <class S> void model<T>::layer_backward(S& s, int layer, int rows, int length) {
     const activations& a = layers_[static_cast<std::size_t>(layer)];

@@ -34,7 +34,7 @@ struct options {
     std::string plot;   // empty: beside the report
     bool quiet = false;
 
-    // nanoGPT's schedule and AdamW: linear warm-up, cosine to a tenth; weight decay on matrices; clipping by the global norm.
+    // nanoGPT's schedule and AdamW: linear warm-up, cosine to a tenth; decay of matrices; clipping by the global norm.
     [[nodiscard]] int warmup_steps() const { return std::min(100, steps / 10); }
     [[nodiscard]] double final_learning_rate() const { return learning_rate / 10; }
     [[nodiscard]] tutti::optimize::adamw optimizer() const {

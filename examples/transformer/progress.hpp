@@ -1,5 +1,5 @@
-// The progress line: loss, tokens/s, exposed communication, time left. A moving bar on a terminal, a line a tenth elsewhere.
-// Needs fmt. Writes to stderr, so that stdout keeps the results.
+// The progress line: loss, tokens/s, exposed communication, time left.
+// Needs fmt. A moving bar on a terminal, elsewhere a line for each tenth; on stderr, so that stdout keeps the results.
 #pragma once
 
 #include <chrono>    // refresh rate
@@ -32,8 +32,8 @@ public:
     progress& operator=(const progress&) = delete;
     ~progress() { close_line(); }
 
-    /// After step `done` of `steps`, which took `seconds`. `exposed` gives the seconds that communication was waited for so far;
-    /// it is asked only when a line is printed.
+    /// After step `done` of `steps`, which took `seconds`. `exposed` gives the seconds that communication was waited
+    /// for so far; it is asked only when a line is printed.
     template <std::invocable Exposed> void step(int done, double loss, double seconds, Exposed exposed) {
         training_ += seconds;
         const double rate = tokens_per_step_ / seconds;

@@ -68,7 +68,8 @@ struct result {
     };
 }
 
-/// Makes sure, before the training, that its results can be written: makes the folders, opens and removes each file's neighbor.
+/// Makes sure, before the training, that its results can be written: makes the folders, opens and removes a neighbor of
+/// each file.
 /// Errors  bad_input names the option; folders made until then are gone again.
 inline void claim_files(const options& o) {
     namespace fs = std::filesystem;

@@ -10,7 +10,6 @@
 #include <vector>     // losses
 
 #include <tutti/comm/counted.hpp>            // bytes on the wire
-#include <tutti/core/partition.hpp>          // a rank's part
 #include <tutti/core/state.hpp>              // hash_bytes
 #include <tutti/optimize/learning_rate.hpp>  // schedule
 #include <tutti/schedule/timeline.hpp>       // trace, exposed communication
@@ -116,9 +115,9 @@ template <class Comm> [[nodiscard]] std::vector<std::string> gather_texts(Comm& 
 
 /// Trains, evaluates, and returns the result on every rank.
 ///
-/// Semantics    collective over `world`, which itself carries only control, evaluation and statistics: training runs on a
-///              counted duplicate. `origin` is the traces' time zero.
-/// Determinism  losses depend on the options other than --ranks and --micro-batch only through rounding.
+/// Semantics    collective over `world`, which itself carries only control, evaluation and statistics: training runs on
+///              a counted duplicate. `origin` is the traces' time zero.
+/// Determinism  --ranks and --micro-batch change losses only through rounding.
 /// Errors       runtime_error when a gradient is not finite; mismatch_error when ranks end with different parameters.
 template <class Pipeline, class T, class Comm>
 [[nodiscard]] result train(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {

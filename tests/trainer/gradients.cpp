@@ -1,4 +1,4 @@
-// Every backward function against central differences in double, relative 1e-7; then the whole model; then float against double.
+// Every backward function against central differences in double, relative 1e-7; the whole model; float against double.
 #include <array>    // shapes
 #include <numeric>  // inner_product
 #include <string>   // messages
@@ -7,8 +7,8 @@
 #include <doctest/doctest.h>
 
 #include "central_difference.hpp"
-#include "model.hpp"
 #include "memory_strategy.hpp"
+#include "model.hpp"
 
 namespace {
 
@@ -19,6 +19,9 @@ using trainer_test::normals;
 using trainer_test::relative_distance;
 
 constexpr double bar = 1e-7;
+
+/// As in the trainer; the products here are far too small for a second thread.
+[[maybe_unused]] const bool one_thread = (one_thread_per_rank(), true);
 
 matrix<double> as(std::vector<double>& v, int rows, int columns) { return {v.data(), rows, columns}; }
 
@@ -174,7 +177,7 @@ TEST_CASE("cross-entropy") {
     check("logits", d_logits, central_differences(logits, f));
 }
 
-// ---- the whole model ----------------------------------------------------------------------------------------------------
+// ---- the whole model ----------------------------------------------------------------------------------------------
 
 std::vector<std::uint8_t> some_tokens(std::size_t count, std::uint32_t stream, std::uint64_t vocabulary) {
     std::vector<std::uint8_t> t(count);

@@ -1,4 +1,4 @@
-// A strategy that keeps gradients in memory and notes who announced what: the model's tests see its contract through it.
+// A strategy that keeps gradients in memory and notes who announced what: tests of the model see its contract there.
 // Needs strategy/strategy for the parameter list. It does not update anything.
 #pragma once
 

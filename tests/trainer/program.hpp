@@ -45,8 +45,8 @@ struct outcome {
     std::string out, err;
 };
 
-/// Runs `launcher TRANSFORMER arguments` with `folder` as the working directory; quoting is the shell's. Ended after `limit`
-/// seconds: what should have been refused must not train instead.
+/// Runs `launcher TRANSFORMER arguments` with `folder` as the working directory; quoting is the shell's. Ended after
+/// `limit` seconds: what should have been refused must not train instead.
 [[nodiscard]] inline outcome run_program(const scratch_folder& folder, const std::string& arguments, int limit = 120,
                                          const std::string& launcher = "") {
     const scratch_folder said;  // apart, so that `folder` shows exactly what the program wrote

@@ -33,7 +33,7 @@ TEST_CASE_TEMPLATE("losses do not depend on the number of ranks", T, double, flo
         CAPTURE(ranks);
         const auto together = train_on_threads<T>(short_run("ddp", ranks), text);
         CHECK(distance(together, alone) <= bar<T>);
-        // 2 (n - 1) / n of the gradients leave each rank; buckets are cut into n slices, of which a rank may miss the extra element.
+        // 2 (n - 1) / n of the gradients leave each rank. Buckets are cut into n slices, some of which are one longer.
         const auto n = static_cast<std::uint64_t>(ranks);
         const double dense = 2.0 * static_cast<double>(n - 1) / static_cast<double>(n) *
                              static_cast<double>(together.parameters * sizeof(T));

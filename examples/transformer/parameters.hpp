@@ -1,0 +1,102 @@
+// What parameters a GPT-2 has: their order, names, shapes and initial values.
+// Needs tutti/core/philox. Names and layouts are those of GPT-2's published files (weights are inputs x outputs).
+// Initialization: Radford et al. 2019, as in nanoGPT; every element is a function of (seed, tensor, element) alone.
+#pragma once
+
+#include <algorithm>  // fill
+#include <cmath>      // sqrt
+#include <cstddef>    // size_t
+#include <cstdint>    // seeds
+#include <string>     // names
+#include <vector>     // shapes
+
+#include <tutti/core/philox.hpp>  // normals
+#include <tutti/core/view.hpp>    // values
+
+namespace transformer {
+
+struct configuration {
+    int vocabulary = 256;  // bytes
+    int context = 64;      // longest sequence
+    int layers = 4;
+    int heads = 4;
+    int width = 128;
+};
+
+/// What the seeds of random streams are split by.
+enum class purpose : std::uint32_t { weights = 0, data = 1, sample = 2 };
+[[nodiscard]] inline tutti::random_stream random_for(std::uint64_t seed, purpose p, std::uint32_t tensor = 0) {
+    return {.seed = seed, .stream = tensor, .step = static_cast<std::uint32_t>(p)};
+}
+
+// Positions in the list of parameters: the two tables, then these for each layer, then the final gain and bias.
+inline constexpr std::size_t token_table = 0;
+inline constexpr std::size_t position_table = 1;
+enum in_layer : std::size_t {
+    norm1_gain = 0,
+    norm1_bias,
+    attention_weight,
+    attention_bias,
+    project_weight,
+    project_bias,
+    norm2_gain,
+    norm2_bias,
+    expand_weight,
+    expand_bias,
+    contract_weight,
+    contract_bias,
+    per_layer
+};
+[[nodiscard]] constexpr std::size_t at(int layer, in_layer p) {
+    return 2 + static_cast<std::size_t>(layer) * per_layer + p;
+}
+
+struct declaration {
+    std::string name;
+    std::vector<std::size_t> shape;
+    float deviation;     // of the normal distribution it starts with,
+    float constant = 0;  // or, where that is 0, this value
+    [[nodiscard]] std::size_t size() const { return shape.size() == 2 ? shape[0] * shape[1] : shape[0]; }
+};
+
+/// In the order of the positions above.
+[[nodiscard]] inline std::vector<declaration> parameters_of(const configuration& c) {
+    const auto w = static_cast<std::size_t>(c.width);
+    const float deviation = 0.02f;
+    // The residual stream is a sum of 2 * layers outputs: each starts that much smaller.
+    const float residual = deviation / std::sqrt(2.0f * static_cast<float>(c.layers));
+    std::vector<declaration> list{
+        {"wte.weight", {static_cast<std::size_t>(c.vocabulary), w}, deviation},
+        {"wpe.weight", {static_cast<std::size_t>(c.context), w}, deviation},
+    };
+    for (int l = 0; l < c.layers; ++l) {
+        const std::string h = "h." + std::to_string(l) + ".";
+        list.push_back({h + "ln_1.weight", {w}, 0, 1});
+        list.push_back({h + "ln_1.bias", {w}, 0});
+        list.push_back({h + "attn.c_attn.weight", {w, 3 * w}, deviation});
+        list.push_back({h + "attn.c_attn.bias", {3 * w}, 0});
+        list.push_back({h + "attn.c_proj.weight", {w, w}, residual});
+        list.push_back({h + "attn.c_proj.bias", {w}, 0});
+        list.push_back({h + "ln_2.weight", {w}, 0, 1});
+        list.push_back({h + "ln_2.bias", {w}, 0});
+        list.push_back({h + "mlp.c_fc.weight", {w, 4 * w}, deviation});
+        list.push_back({h + "mlp.c_fc.bias", {4 * w}, 0});
+        list.push_back({h + "mlp.c_proj.weight", {4 * w, w}, residual});
+        list.push_back({h + "mlp.c_proj.bias", {w}, 0});
+    }
+    list.push_back({"ln_f.weight", {w}, 0, 1});
+    list.push_back({"ln_f.bias", {w}, 0});
+    return list;
+}
+
+/// Initial values of tensor number `tensor`.
+template <class T>
+void initialize(tutti::view<T> value, const declaration& d, std::uint64_t seed, std::uint32_t tensor) {
+    if (d.deviation > 0) {
+        tutti::fill_normal(tutti::host_queue{}, value, random_for(seed, purpose::weights, tensor), d.deviation);
+    } else {
+        std::fill(value.begin(), value.end(), static_cast<T>(d.constant));
+    }
+}
+
+}  // namespace transformer
