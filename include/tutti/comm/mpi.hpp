@@ -4,6 +4,7 @@
 
 #include <mpi.h>
 
+#include <atomic>       // a bounded end
 #include <chrono>       // who speaks first
 #include <cstdio>       // the last line of a failed job
 #include <cstdlib>      // EXIT_FAILURE
@@ -150,7 +151,8 @@ private:
 /// MPI for the lifetime of this object: initialized with MPI_THREAD_MULTIPLE unless it is already, and then finalized.
 ///
 /// Semantics  one an application, before its communicators, which may outlive it. Leaving by an exception, or after a
-///            family with end_job failed, ends the job: MPI_Finalize would wait for ranks that do not come.
+///            family with end_job failed, ends the job: MPI_Finalize would wait for ranks that do not come. After a failure
+///            with throw_error it waits five seconds for them.
 /// Errors     usage_error when MPI has been finalized: it cannot be started twice.
 class mpi::environment {
     bool owns_ = false;
@@ -176,8 +178,33 @@ public:
         if (std::uncaught_exceptions() > uncaught_) {
             detail::end_job(MPI_COMM_WORLD, "an exception left mpi::environment");
         }
-        if (detail::mpi_job_failed()) { detail::end_job(MPI_COMM_WORLD, "a communicator failed"); }
-        MPI_Finalize();
+        if (const std::string cause = detail::mpi_job_failure::ending(); !cause.empty()) {
+            detail::end_job_together(MPI_COMM_WORLD, cause);
+        }
+        if (detail::mpi_job_failure::any()) {
+            finalize_after_failure();
+        } else {
+            MPI_Finalize();
+        }
+    }
+
+private:
+    // With a rank gone, MPI_Finalize may never return, not even under --enable-recovery: then it is left behind.
+    static void finalize_after_failure() {
+        const auto finished = std::make_shared<std::atomic<bool>>(false);
+        std::thread helper([finished] {
+            MPI_Finalize();
+            finished->store(true);
+        });
+        const deadline limit = after(std::chrono::seconds(5));
+        while (!finished->load() && clock_type::now() < limit) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+        if (finished->load()) {
+            helper.join();
+        } else {
+            helper.detach();
+        }
     }
 };
 
@@ -250,8 +277,8 @@ template <class F> int mpi::launch(int argc, char** argv, F f, mpi_options o) {
     // speaks.
     const auto end = [&](std::string_view text) {
         if (policy == failure_policy::end_job) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(elsewhere ? 2000 : rank == 0 ? 0 : 100));
-            detail::end_job(MPI_COMM_WORLD, fmt::format("rank {}: {}", rank, text));
+            if (elsewhere) { std::this_thread::sleep_for(std::chrono::seconds(2)); }
+            detail::end_job_together(MPI_COMM_WORLD, fmt::format("rank {}: {}", rank, text));
         }
         if (!elsewhere) {
             std::fprintf(stderr, "tutti: rank %d: %.*s\n", rank, static_cast<int>(text.size()), text.data());

@@ -72,11 +72,25 @@ struct mpi_inquiry {
     }
 };
 
-/// True once a family with end_job has failed on this rank: then MPI_Finalize would wait for ranks that do not come.
-inline std::atomic<bool>& mpi_job_failed() noexcept {
-    static std::atomic<bool> failed{false};
-    return failed;
-}
+/// What failed on this rank, of all families: after that, MPI_Finalize may wait for ranks that do not come.
+class mpi_job_failure {
+    inline static std::mutex mutex_;
+    inline static std::string cause_;
+    inline static std::atomic<bool> failed_{false};
+
+public:
+    static void set(std::string_view why, failure_policy policy) {
+        failed_.store(true);
+        const std::lock_guard lock(mutex_);
+        if (cause_.empty() && policy == failure_policy::end_job) { cause_ = why; }
+    }
+    [[nodiscard]] static bool any() noexcept { return failed_.load(); }
+    /// The first cause of a family with end_job, or nothing.
+    [[nodiscard]] static std::string ending() {
+        const std::lock_guard lock(mutex_);
+        return cause_;
+    }
+};
 
 /// Threads    all functions may be called from any thread; with `single_threaded` only the owner touches MPI, and what
 ///            others ask for happens at the owner's next call.
@@ -218,7 +232,9 @@ private:
         if (poisoned()) { return; }
         heard_ = heard;
         untold_ = !heard;
-        if (choice.on_failure == failure_policy::end_job) { mpi_job_failed().store(true); }
+        try {
+            mpi_job_failure::set(why, choice.on_failure);
+        } catch (...) {}  // out of memory: the job ends by its deadline
         fate_.poison(why);
     }
     void send(int to, const mpi_note& note) {

@@ -111,6 +111,14 @@ template <class Done, class Between> [[nodiscard]] bool poll_until(deadline limi
     return result;
 }
 
+/// The same for what all ranks of `comm` find out together: the first rank speaks, the others give it time to.
+[[noreturn]] inline void end_job_together(MPI_Comm comm, std::string_view text) noexcept {
+    int rank = 0;
+    MPI_Comm_rank(comm, &rank);
+    if (rank != 0) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
+    end_job(comm, text);
+}
+
 class mpi_session {
     mpi_family& family_;
     mpi_activity& activity_;

@@ -135,7 +135,7 @@ private:
                                waited, where(context_));
         }
         if (choice_.on_failure == failure_policy::throw_error) { throw timeout_error(text, missing, context_); }
-        end_job(given_, text);
+        end_job_together(given_, text);
     }
 };
 
