@@ -1,6 +1,7 @@
 # cmake -DBEFORE=<program> -DAFTER=<program> -DSOURCES=<examples> -P existing_trainer.cmake
 # The trainer with tutti reaches the loss of the one without, in at most ten lines that are new or changed; hello has at
 # most 25 lines, and the README shows it word by word.
+cmake_minimum_required(VERSION 3.25)
 foreach(program IN ITEMS BEFORE AFTER)
   execute_process(COMMAND ${${program}} OUTPUT_VARIABLE ${program}_says COMMAND_ERROR_IS_FATAL ANY)
 endforeach()
