@@ -322,14 +322,16 @@ TEST_CASE("mpi: families fail apart") {
 TEST_CASE("mpi: a message of another size than expected is a mismatch that names its sender" *
           doctest::skip(truncation_ends_the_job)) {
     for (const std::size_t largest : {std::size_t{1} << 30, std::size_t{16}}) {
-        for (const auto& [sent, expected] : {std::pair{10u, 20u},
-                                             {20u, 10u},
-                                             {0u, 4u},
-                                             {4u, 0u},
-                                             {48u, 32u},
-                                             {32u, 48u},
-                                             {20000u, 40000u},
-                                             {40000u, 20000u}}) {
+        for (const std::pair<unsigned, unsigned>& sizes : {std::pair{10u, 20u},
+                                                           {20u, 10u},
+                                                           {0u, 4u},
+                                                           {4u, 0u},
+                                                           {48u, 32u},
+                                                           {32u, 48u},
+                                                           {20000u, 40000u},
+                                                           {40000u, 20000u}}) {
+            const unsigned sent = sizes.first;
+            const unsigned expected = sizes.second;
             const scenario together;
             mpi_options o = throwing(20s);
             o.largest_call = largest;
@@ -410,12 +412,13 @@ TEST_CASE("mpi: counts that differ end in an error or in silence, never in the e
              c.all_to_all(view(in), view(out));
          }},
     };
-    for (const auto& [name, run] : disagreeing) {
+    for (const auto& operation : disagreeing) {
+        const char* const name = operation.first;
         const scenario together;
         mpi world(throwing(1s));
         CAPTURE(name);
         const outcome seen = see([&] {
-            run(world);
+            operation.second(world);
             world.barrier();
         });
         CAPTURE(seen.text);
