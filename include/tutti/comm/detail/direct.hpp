@@ -71,7 +71,7 @@ inline void stream_fence() noexcept {
 template <class OutOf>
 void reduce_slice(const call& c, std::size_t rank, std::vector<const void*>& rows, OutOf out_of) {
     constexpr std::size_t grain_bytes = 128;  // slices share no pair of cache lines
-    constexpr std::size_t block_bytes = 2048;
+    constexpr std::size_t block_bytes = 1024;
     constexpr std::size_t stream_bytes = std::size_t{64} << 20;  // of all outputs: no cache keeps as much for us alone
     const std::size_t size = c.element_size;
     const std::size_t ranks = rows.size();
