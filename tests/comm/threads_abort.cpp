@@ -25,12 +25,15 @@ struct cause : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// A sum that gives up after a number of elements: the exception leaves from the middle of a data phase.
-thread_local int additions_left = 0;
+// A sum that gives up after a number of elements, so that the exception leaves from the middle of a data phase, or takes
+// a nap there, so that the others' exceptions find this rank in the middle of theirs.
+thread_local int additions_until_error = 0;
+thread_local int additions_until_nap = 0;
 struct sum_that_fails {
     static constexpr op_kind kind = op_kind::sum;
     template <class A> A operator()(A a, A b) const {
-        if (--additions_left == 0) { throw cause("addition failed"); }
+        if (--additions_until_error == 0) { throw cause("addition failed"); }
+        if (--additions_until_nap == 0) { std::this_thread::sleep_for(500us); }
         return a + b;
     }
 };
@@ -87,7 +90,8 @@ void until_it_fails(std::uint64_t seed) {
                                           if (t.joinable()) { t.join(); }
                                       }
                                   } const joined{killer};
-                                  additions_left = 1 << 30;
+                                  additions_until_error = 1 << 30;
+                                  additions_until_nap = 1 << 30;
                                   auto other = c.duplicate("other");
                                   if (c.rank() == culprit && way == 1) {
                                       killer = std::thread([&c, delay = random.word(3) % 2000] {
@@ -100,8 +104,13 @@ void until_it_fails(std::uint64_t seed) {
                                           if (c.rank() == culprit && i == at) {
                                               if (way == 0) { throw cause("no more data"); }
                                               if (way == 2) {
-                                                  additions_left = static_cast<int>(random.word(4) % 20000) + 1;
+                                                  additions_until_error = static_cast<int>(random.word(4) % 20000) + 1;
                                               }
+                                          }
+                                          const std::uint64_t own =
+                                              1000 + 64 * i + static_cast<std::uint64_t>(c.rank());
+                                          if (way == 1 || i >= at) {
+                                              additions_until_nap = static_cast<int>(random.word(own) % 20000) + 1;
                                           }
                                           random_call(c, other, random.word(100 + i));
                                       }

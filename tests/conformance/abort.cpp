@@ -83,6 +83,70 @@ TEST_CASE("agree takes the side of the majority") {
     });
 }
 
+namespace {
+// The last rank's call differs: every rank must be told so, before anything was written.
+template <class Call> void differs(std::string_view text, Call call) {
+    for_ranks([&](auto& c) {
+        if (c.size() == 1) { return; }
+        const int odd_one = c.size() - 1;
+        guarded<float> out(20000);
+        const std::vector<float> in(20000, 1.0f);
+        try {
+            call(c, view<const float>(in), out.all(), c.rank() == odd_one);
+            throw failure(fmt::format("rank {} was not told: {}", c.rank(), text));
+        } catch (const mismatch_error& e) {
+            expect(e.ranks() == std::vector<int>{odd_one}, "'{}' names rank {}", e.what(), e.ranks().at(0));
+            expect(std::string_view(e.what()).find(text) != std::string_view::npos, "'{}' does not say '{}'", e.what(),
+                   text);
+        }
+        expect(out.untouched(), "{}: something was written", text);
+    });
+}
+}  // namespace
+
+TEST_CASE("ranks that disagree in a call are told, all of them") {
+    for (const std::size_t count : {std::size_t{8}, std::size_t{10000}}) {
+        differs("count differs (rank 0: ", [&](auto& c, auto in, auto out, bool odd) {
+            c.all_reduce(in.sub(0, count + odd), out.sub(0, count + odd), sum{});
+        });
+        differs("operator differs (rank 0: sum", [&](auto& c, auto in, auto out, bool odd) {
+            if (odd) {
+                c.all_reduce(in.sub(0, count), out.sub(0, count), tutti::max{});
+            } else {
+                c.all_reduce(in.sub(0, count), out.sub(0, count), sum{});
+            }
+        });
+        differs("root differs (rank 0: 0", [&](auto& c, auto in, auto out, bool odd) {
+            c.reduce(in.sub(0, count), out.sub(0, count), sum{}, odd ? 1 : 0);
+        });
+        differs("type differs (rank 0: float32", [&](auto& c, auto in, auto out, bool odd) {
+            std::vector<int> whole(count), result(count);
+            if (odd) {
+                c.all_reduce(whole, view<int>(result), sum{});
+            } else {
+                c.all_reduce(in.sub(0, count), out.sub(0, count), sum{});
+            }
+        });
+        differs(" differs (rank 0: ", [&](auto& c, auto in, auto out, bool odd) {
+            if (odd) {
+                c.barrier();
+            } else {
+                c.all_gather(in.sub(0, count / ranks_of(c)), out.sub(0, count / ranks_of(c) * ranks_of(c)));
+            }
+        });
+        differs("counts", [&](auto& c, auto in, auto out, bool odd) {
+            // The sum and the own part agree; the order of two others does not.
+            std::vector<std::size_t> table(ranks_of(c), count / ranks_of(c));
+            if (ranks_of(c) > 2) {
+                table[0] += odd ? 1 : 0, table[1] -= odd ? 1 : 0;
+            } else {
+                table[me_of(c)] += odd ? 1 : 0;
+            }
+            c.all_gather_v(in.sub(0, table[me_of(c)]), out.sub(0, total(table)), table);
+        });
+    }
+}
+
 TEST_CASE("an abort reaches the root, its children, and every later call") {
     for_ranks([](auto& c) {
         auto lane = c.duplicate("lane");

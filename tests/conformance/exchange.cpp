@@ -1,4 +1,6 @@
 // Grouped point-to-point on the backend under test: rings, pairs, orders, sizes, ranks that take no part.
+#include <array>  // messages
+
 #include <conformance/suite.hpp>  // backend, helpers
 
 using namespace tutti;
@@ -85,6 +87,25 @@ TEST_CASE("messages of one pair match in order, empty ones among them") {
         c.exchange(group);
         for (std::size_t k = 0; k < std::size(sizes); ++k) {
             expect_same(in[k], letter(previous, me, k, sizes[k]), fmt::format("message {} of the pair", k));
+        }
+    });
+}
+
+TEST_CASE("messages of one pair match in order while they are still being sent") {
+    for_ranks([](auto& c) {
+        const std::size_t n = ranks_of(c), me = me_of(c);
+        const auto next = static_cast<int>((me + 1) % n), previous = static_cast<int>((me + n - 1) % n);
+        std::array<std::uint64_t, 12> out{}, in{};
+        for (std::uint64_t round = 0; round < (full_speed ? 1000 : 100); ++round) {
+            transfers group;
+            for (std::size_t k = 0; k < out.size(); ++k) {
+                out[k] = round * 100 + k;
+                in[k] = 0;
+                group.push_back(receive_from(previous, view<std::uint64_t>(&in[k], 1)));
+                group.push_back(send_to(next, view<const std::uint64_t>(&out[k], 1)));
+            }
+            c.exchange(group);
+            expect(in == out, "round {}: a message overtook another", round);
         }
     });
 }
