@@ -306,6 +306,26 @@ TEST_CASE("mpi: an abort is seen by a call that needs nobody else") {
     CHECK(see([&] { world.all_reduce(view(none), view(none), sum{}); }).kind == outcome::aborted);
 }
 
+// A rank that finds out in agree() aborts while the others' own gather is still on its way to them: they must find out too.
+TEST_CASE("mpi: a call whose last message is just behind an abort completes") {
+    const scenario together;
+    mpi world(throwing(20s));
+    int value = 0;
+    if (world.rank() == 0) {
+        std::this_thread::sleep_for(300ms);  // rank 1 waits
+        world.abort("early");
+        std::this_thread::sleep_for(5ms);  // and has heard; the message comes below the library
+        value = 7;
+        MPI_Send(&value, sizeof(value), MPI_BYTE, 1, comm::detail::exchange_tag, world.native_handle());
+    } else if (world.rank() == 1) {
+        const outcome o = see([&] { world.exchange(std::array{receive_from(0, view(&value, 1))}); });
+        CAPTURE(o.text);
+        CHECK(o.kind == outcome::nothing);
+        CHECK(value == 7);
+        CHECK(see([&] { world.barrier(); }).kind == outcome::aborted);
+    }
+}
+
 // dmlc/xgboost#11217: an exception on one rank leaves the others in the collective
 TEST_CASE("mpi: families fail apart") {
     const scenario together;
