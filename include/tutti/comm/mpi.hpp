@@ -33,22 +33,24 @@ namespace tutti::comm {
 
 /// A rank that is a process of an MPI job.
 ///
-/// Semantics    collectives are complete on return. The MPI_Comm given to the constructor is duplicated: its traffic, its
-///              error handler and its lifetime stay the user's; `native_handle` is ours. A communicator may outlive
+/// Semantics    collectives are complete on return. The MPI_Comm given to the constructor is duplicated: its traffic,
+///              its error handler and its lifetime stay the user's; `native_handle` is ours. A communicator may outlive
 ///              MPI_Finalize: then it frees nothing.
 /// Determinism  MPI's: the order of sums is the implementation's, and may change with the number of ranks and the size.
 ///              16-bit floats are summed in float and rounded once; NaN wins in max and min; integers wrap.
-/// Threads      as the concept says: communicators of one family may be used at the same time by different threads. That
-///              needs MPI_THREAD_MULTIPLE; with less, the constructor throws unless `single_threaded` is promised, and
-///              then a call from a second thread (a lane's) is a usage_error.
+/// Threads      as the concept says: communicators of one family may be used at the same time by different threads.
+///              That needs MPI_THREAD_MULTIPLE; with less, the constructor throws unless `single_threaded` is promised,
+///              and then a call from a second thread (a lane's) is a usage_error.
 /// Cost         MPI's nonblocking collective, one MPI_Improbe for notes, and a copy of the input where it is the output
 ///              too. 16-bit sums travel as floats. Calls above `largest_call` bytes go in pieces.
 /// Errors       At the deadline a rank asks the others where they are; those that are in no call, or in an earlier one,
-///              are missing. Then `on_failure` decides: end_job prints one line and calls MPI_Abort (the lowest rank that
-///              has arrived speaks), throw_error throws timeout_error. aborted_error at the next turn of every waiting
-///              rank once any rank aborts or fails. backend_error carries MPI's code and text. Except under throw_error,
-///              whoever catches an error of a call under way must end the process: a network may still write into the
-///              call's buffers, which MPI cannot take back. MPI itself rarely notices that ranks disagree; `checked` does.
+///              are missing. Then `on_failure` decides: end_job prints one line and calls MPI_Abort (the lowest rank
+///              that has arrived speaks), throw_error throws timeout_error. aborted_error at the next turn of every
+///              waiting rank once any rank aborts or fails. backend_error carries MPI's code and text. Except under
+///              throw_error, whoever catches an error of a call under way must end the process: a network may still
+///              write into the call's buffers, which MPI cannot take back. MPI itself rarely notices that ranks
+///              disagree; `checked` does. MPICH 4.0 ends the job itself over a message that does not fit.
+///              While the root is being made only a store can name who is missing (`store_directory`).
 /// Source       MPI 3.1, chapters 5 and 6.
 class mpi : public front<mpi, host_queue> {
     struct channel {
@@ -77,14 +79,15 @@ public:
     /// All ranks of the job.
     explicit mpi(mpi_options o = {}) : mpi(MPI_COMM_WORLD, std::move(o)) {}
     /// The ranks of `existing`; collective over them.
-    /// Errors  usage_error: MPI is not running, its thread level is too low, the handle is null or an inter-communicator.
+    /// Errors  usage_error: MPI is not running, its thread level is too low, the handle is null or an
+    ///         inter-communicator.
     explicit mpi(MPI_Comm existing, mpi_options o = {});
 
     /// Runs f(world) and returns what it returns (0 for void): a whole main().
     ///
-    /// Semantics  f takes mpi&. An exception that leaves f on any rank aborts the family; its text is printed once, by the
-    ///            rank that threw first, and MPI_Abort ends the job. With throw_error the other ranks may go on, and
-    ///            EXIT_FAILURE is returned.
+    /// Semantics  f takes mpi&. An exception that leaves f on any rank aborts the family; its text is printed once, by
+    ///            the rank that threw first, and MPI_Abort ends the job. With throw_error the other ranks may go on,
+    ///            and EXIT_FAILURE is returned.
     template <class F> static int launch(int argc, char** argv, F f, mpi_options o = {});
 
     mpi(mpi&&) noexcept = default;
@@ -151,8 +154,8 @@ private:
 /// MPI for the lifetime of this object: initialized with MPI_THREAD_MULTIPLE unless it is already, and then finalized.
 ///
 /// Semantics  one an application, before its communicators, which may outlive it. Leaving by an exception, or after a
-///            family with end_job failed, ends the job: MPI_Finalize would wait for ranks that do not come. After a failure
-///            with throw_error it waits five seconds for them.
+///            family with end_job failed, ends the job: MPI_Finalize would wait for ranks that do not come. After a
+///            failure with throw_error it waits five seconds for them.
 /// Errors     usage_error when MPI has been finalized: it cannot be started twice.
 class mpi::environment {
     bool owns_ = false;
@@ -273,8 +276,8 @@ template <class F> int mpi::launch(int argc, char** argv, F f, mpi_options o) {
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     bool elsewhere = false;
-    // The rank that caused the error says it; the others give it two seconds to end them. Of ranks that fail together, one
-    // speaks.
+    // The rank that caused the error says it; the others give it two seconds to end them. Of ranks that fail together,
+    // one speaks.
     const auto end = [&](std::string_view text) {
         if (policy == failure_policy::end_job) {
             if (elsewhere) { std::this_thread::sleep_for(std::chrono::seconds(2)); }

@@ -37,10 +37,11 @@ struct mpi_options {
     std::string name = "world";            ///< root communicator's name; children append "/name"
     duration timeout = default_timeout();  ///< deadline of every wait
     failure_policy on_failure = default_failure_policy();
-    /// Accepts an MPI below MPI_THREAD_MULTIPLE: every call of the family comes from the thread that made the root, lanes
-    /// are refused.
+    /// Accepts an MPI below MPI_THREAD_MULTIPLE: every call of the family comes from the thread that made the root,
+    /// lanes are refused.
     bool single_threaded = false;
-    /// A directory that all ranks see: names who is missing while the root communicator is being made. Not needed after.
+    /// A directory that all ranks see: names who is missing while the root communicator is being made. Not needed
+    /// after.
     std::string store_directory = default_store_directory();
     /// One MPI call moves at most this many bytes. Below 2^31, where MPI's int counts and some implementations end.
     std::size_t largest_call = std::size_t{1} << 30;

@@ -178,11 +178,13 @@ public:
 
 /// The store of processes that share a directory.
 ///
-/// Semantics  everything lies under <directory>/<nonce>/<key>/. The nonce is the same on all ranks and new for every run
-///            (a job id), so files of earlier runs are not seen; a nonce used again is found out by the second arrival.
-///            The directory is made when it is not there; its parent must exist. `leave` removes what has become empty.
-/// Cost       a few system calls an operation; waits look every 1 to 20 ms. Values become visible whole: they are written
-///            beside and renamed. On NFS a file may be seen late, by as much as the client's attribute cache holds.
+/// Semantics  everything lies under <directory>/<nonce>/<key>/. The nonce is the same on all ranks and new for every
+///            run (a job id), so files of earlier runs are not seen; a nonce used again is found out by the second
+///            arrival. The directory is made when it is not there; its parent must exist. `leave` removes what has
+///            become empty.
+/// Cost       a few system calls an operation; waits look every 1 to 20 ms. Values become visible whole: they are
+///            written beside and renamed. On NFS a file may be seen late, by as much as the client's attribute cache
+///            holds.
 /// Errors     backend_error with errno; usage_error when the run's directory belongs to, or is open to, somebody else.
 ///            Files have mode 0600 and directories 0700.
 class file_store : public basic_store<file_store> {

@@ -21,8 +21,9 @@ namespace tutti::comm::detail {
 /// Semantics    every rank takes the same path: what is decided here depends on counts that all ranks share, never on
 ///              whether this rank works in place, since implementations choose algorithms by that too.
 /// Determinism  MPI's: sums may depend on the number of ranks and the size, not on in place or not.
-/// Cost         the MPI call's, plus a copy where it says so. Above largest_call bytes: reductions and broadcasts in pieces,
-///              all_gather as one broadcast a rank, reduce_scatter as one reduction a rank, the rest as messages.
+/// Cost         the MPI call's, plus a copy where it says so. Above largest_call bytes: reductions and broadcasts in
+///              pieces, all_gather as one broadcast a rank, reduce_scatter as one reduction a rank, the rest as
+///              messages.
 class mpi_collective {
     mpi_session& session_;
     MPI_Comm comm_;
@@ -73,8 +74,8 @@ private:
         session_.complete(request, function);
     }
 
-    // Reduces `count` elements to `root`, or to all when it is negative. MPI never works in place here: where the input is
-    // also the output, or is widened, it is read from a copy.
+    // Reduces `count` elements to `root`, or to all when it is negative. MPI never works in place here: where the input
+    // is also the output, or is widened, it is read from a copy.
     void reduce(const std::byte* from, std::byte* to, std::size_t count, int root) {
         const mpi_reduction how = reduction_of(c_.type, c_.op, c_.reduce);
         constexpr std::size_t copied_at_once = std::size_t{16} << 20;

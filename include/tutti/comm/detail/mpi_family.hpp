@@ -1,96 +1,29 @@
-// mpi_family: what all communicators of one root share on one rank: the abort flag, and the notes by which ranks tell each
-// other of an abort and ask who has arrived.
-// Needs MPI 3. Notes are small messages on the root's communicator, under a tag of their own; no thread runs for them.
+// mpi_family: what all communicators of one root share on one rank: the abort flag, and the notes by which ranks tell
+// each other of an abort and ask who has arrived.
+// Needs MPI 3. Notes are small messages on the root's communicator, under their own tag; no thread runs for them.
 #pragma once
 
 #include <mpi.h>
 
-#include <algorithm>    // find
-#include <atomic>       // threads inside, busy flags
+#include <atomic>       // threads inside
 #include <chrono>       // bounds of short waits
 #include <cstdint>      // ids
-#include <cstring>      // memcpy
+#include <iterator>     // next
 #include <list>         // notes under way
 #include <mutex>        // the control plane
 #include <optional>     // answers
-#include <string>       // causes
 #include <string_view>  // causes
 #include <thread>       // owner, pauses
-#include <utility>      // move
-#include <vector>       // members
+#include <utility>      // exchange, move
+#include <vector>       // communicators, inquiries
 
 #include <tutti/comm/detail/family.hpp>     // poison and its first cause
+#include <tutti/comm/detail/mpi_note.hpp>   // notes
 #include <tutti/comm/detail/mpi_types.hpp>  // mpi_is_up
-#include <tutti/comm/mpi_options.hpp>       // policy
+#include <tutti/comm/mpi_options.hpp>       // options
 #include <tutti/core/deadline.hpp>          // after
 
 namespace tutti::comm::detail {
-
-/// Tags on our communicators: exchange, notes, and collectives that are made of messages (from first_call_tag on).
-inline constexpr int exchange_tag = 0;
-inline constexpr int note_tag = 1;
-inline constexpr int first_call_tag = 2;
-
-/// One communicator as the family sees it: who is in it, how far it got, what it is doing.
-struct mpi_activity {
-    std::uint64_t id = 0;  ///< the same on all ranks, a function of how the communicator was made
-    std::string name;
-    std::vector<int> members;         ///< by rank: the rank in the root communicator
-    std::uint64_t position = 0;       ///< collectives begun; guarded by the family's mutex, like the next two
-    std::string_view operation = {};  ///< of the last call
-    std::uint64_t sequence = 0;
-    std::atomic<bool> busy{false};  ///< in that call
-};
-
-/// A note. The text is a cause (abort) or what the sender is doing (answer).
-struct mpi_note {
-    enum kind_type : std::uint32_t { abort, query, answer };
-    std::uint32_t kind = abort;
-    std::int32_t from = -1;      ///< rank in the root communicator
-    std::uint64_t token = 0;     ///< names the query
-    std::uint64_t channel = 0;   ///< id of the communicator asked about
-    std::uint64_t position = 0;  ///< answer: collectives begun there
-    char text[224] = {};
-    void say(std::string_view words) noexcept {
-        const std::size_t n = std::min(words.size(), sizeof(text) - 1);
-        std::memcpy(text, words.data(), n);
-        text[n] = '\0';
-    }
-};
-
-/// What one rank learned about the others after its deadline.
-struct mpi_inquiry {
-    struct reply {
-        std::uint64_t position = 0;
-        std::string doing;
-    };
-    std::uint64_t token = 0;
-    std::vector<int> asked;                     ///< ranks in the root communicator
-    std::vector<std::optional<reply>> replies;  ///< one for each of them
-    [[nodiscard]] bool complete() const noexcept {
-        return std::find(replies.begin(), replies.end(), std::nullopt) == replies.end();
-    }
-};
-
-/// What failed on this rank, of all families: after that, MPI_Finalize may wait for ranks that do not come.
-class mpi_job_failure {
-    inline static std::mutex mutex_;
-    inline static std::string cause_;
-    inline static std::atomic<bool> failed_{false};
-
-public:
-    static void set(std::string_view why, failure_policy policy) {
-        failed_.store(true);
-        const std::lock_guard lock(mutex_);
-        if (cause_.empty() && policy == failure_policy::end_job) { cause_ = why; }
-    }
-    [[nodiscard]] static bool any() noexcept { return failed_.load(); }
-    /// The first cause of a family with end_job, or nothing.
-    [[nodiscard]] static std::string ending() {
-        const std::lock_guard lock(mutex_);
-        return cause_;
-    }
-};
 
 /// Threads    all functions may be called from any thread; with `single_threaded` only the owner touches MPI, and what
 ///            others ask for happens at the owner's next call.
@@ -186,8 +119,8 @@ public:
         a.busy.store(false, std::memory_order_relaxed);
         leave_mpi();
     }
-    /// Leaves by an error: returns when no thread of this rank is in MPI for this family, so that MPI writes no more into
-    /// buffers that unwinding frees. Bounded: the others look at the flag at every turn.
+    /// Leaves by an error: returns when no thread of this rank is in MPI for this family, so that MPI writes no more
+    /// into buffers that unwinding frees. Bounded: the others look at the flag at every turn.
     void retreat(mpi_activity& a, std::string_view why) noexcept {
         poison(why);
         leave(a);

@@ -1,4 +1,4 @@
-// mpi_scratch: memory of the library's own that MPI works on: freed when the call succeeded, left to MPI when it failed.
+// mpi_scratch: memory of the library's own that MPI works on: freed when the call succeeded, left to MPI when not.
 // Needs core/queue. `mpi_copies` makes a call safe to throw out of: MPI sees copies of what the caller owns.
 #pragma once
 
@@ -67,7 +67,8 @@ inline void copy_bytes(void* to, const void* from, std::size_t bytes) noexcept {
     if (bytes != 0 && to != from) { std::memcpy(to, from, bytes); }
 }
 
-/// A call on copies of the caller's data; in place stays in place. Cost: one copy in, one copy out, as much memory again.
+/// A call on copies of the caller's data; in place stays in place. Cost: one copy in, one copy out, as much memory
+/// again.
 class mpi_copies {
     const call& original_;
     call copy_;

@@ -1,123 +1,26 @@
 // mpi_session: one call in progress: waits for requests by polling, keeps the deadline, finds out who did not arrive.
-// Needs comm/detail/mpi_family. Nothing here blocks inside MPI, so every wait can end.
+// Needs comm/detail/mpi_family and mpi_wait. Nothing here blocks inside MPI, so every wait can end.
 #pragma once
 
 #include <mpi.h>
 
-#include <algorithm>  // clamp, find, min
+#include <algorithm>  // clamp, find
 #include <atomic>     // helper thread's result
-#include <chrono>     // budgets of waiting
+#include <chrono>     // bounds of short waits
 #include <cstddef>    // size_t
-#include <cstdio>     // the last line
-#include <cstdlib>    // abort
-#include <exception>  // leaving by an error
 #include <memory>     // helper thread's result
-#include <mutex>      // one handler put aside at a time
 #include <span>       // messages
 #include <string>     // texts
-#include <thread>     // yield, sleep_for, helper
-#include <utility>    // exchange, move
+#include <thread>     // helper
+#include <utility>    // move
 #include <vector>     // requests
-
-#include <time.h>  // clock_gettime
 
 #include <tutti/comm/call.hpp>               // message
 #include <tutti/comm/detail/mpi_family.hpp>  // notes
-#include <tutti/comm/detail/wait.hpp>        // relax
+#include <tutti/comm/detail/mpi_wait.hpp>    // poll_until, end_job
 #include <tutti/core/deadline.hpp>           // deadline
 
 namespace tutti::comm::detail {
-
-/// How often a waiting rank looks for notes.
-inline constexpr duration note_interval = std::chrono::milliseconds(1);
-
-/// Processor time that this thread has used.
-[[nodiscard]] inline duration thread_time() noexcept {
-    timespec t{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return std::chrono::seconds(t.tv_sec) + std::chrono::nanoseconds(t.tv_nsec);
-}
-
-/// Calls done() until it is true or `limit` has passed, and between_times() every millisecond.
-///
-/// MPI moves data only while it is called, and its calls cost the same processor time whenever they find nothing to do. So
-/// poll without a pause first, then yield (ranks may be more than cores), then sleep, but never for more than 1/64 of the
-/// time waited so far, which bounds what sleeping adds. A call that took much longer than the cheapest one has moved data:
-/// then poll on for a while, so that transfers are not slept through. A waiting rank costs a few percent of a processor.
-template <class Done, class Between> [[nodiscard]] bool poll_until(deadline limit, Done done, Between between_times) {
-    constexpr duration spinning = std::chrono::microseconds(20);
-    constexpr duration yielding = std::chrono::milliseconds(5);
-    constexpr duration after_nap = std::chrono::microseconds(10);
-    constexpr duration after_progress = std::chrono::microseconds(500);
-    constexpr duration longest_nap = std::chrono::milliseconds(1);
-    if (done()) { return true; }
-    const deadline start = clock_type::now();
-    deadline next_look = start + note_interval;
-    deadline spin_until = start + spinning;
-    deadline yield_until = start + yielding;
-    duration cheapest = std::chrono::seconds(1);
-    for (bool cold = false;;) {
-        const deadline now = clock_type::now();
-        if (now >= next_look) {
-            between_times();
-            next_look = now + note_interval;
-        }
-        if (now >= limit) { return done(); }
-        if (now < spin_until) {
-            relax();
-        } else if (now < yield_until) {
-            std::this_thread::yield();
-        } else {
-            std::this_thread::sleep_for(std::min<duration>(longest_nap, (now - start) / 64));
-            spin_until = clock_type::now() + after_nap;
-            cold = true;
-        }
-        if (now < start + spinning) {  // too short to look closely
-            if (done()) { return true; }
-            continue;
-        }
-        const duration before = thread_time();
-        if (done()) { return true; }
-        const duration taken = thread_time() - before;
-        cheapest = std::min(cheapest, taken);
-        // The first call after a nap finds nothing in its caches.
-        if (taken > (std::exchange(cold, false) ? 16 : 4) * cheapest + std::chrono::microseconds(2)) {
-            yield_until = std::max(yield_until, clock_type::now() + after_progress);
-        }
-    }
-}
-
-/// The one line that a rank says before it ends the job.
-[[noreturn]] inline void end_job(MPI_Comm comm, std::string_view text) noexcept {
-    std::fprintf(stderr, "tutti: %.*s; ending the job\n", static_cast<int>(text.size()), text.data());
-    std::fflush(stderr);
-    MPI_Abort(comm, EXIT_FAILURE);
-    std::abort();  // MPI_Abort has no way back
-}
-
-/// MPI_Wait of a request that has completed. Open MPI 4 reports what went wrong in a nonblocking collective to the handler
-/// of MPI_COMM_WORLD instead of its communicator's, and by default that ends the job. So that handler is put aside for the
-/// length of this call, which waits for nothing. (MPICH 4.0 does so in every call that looks at a request: there a message
-/// that does not fit ends the job by MPI's own words.)
-[[nodiscard]] inline int take_completed(MPI_Request& request, MPI_Status* status = MPI_STATUS_IGNORE) {
-    static std::mutex one_at_a_time;
-    const std::lock_guard lock(one_at_a_time);
-    MPI_Errhandler handler = MPI_ERRHANDLER_NULL;
-    if (const int code = MPI_Comm_get_errhandler(MPI_COMM_WORLD, &handler); code != MPI_SUCCESS) { return code; }
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    const int result = MPI_Wait(&request, status);
-    MPI_Comm_set_errhandler(MPI_COMM_WORLD, handler);
-    MPI_Errhandler_free(&handler);
-    return result;
-}
-
-/// The same for what all ranks of `comm` find out together: the first rank speaks, the others give it time to.
-[[noreturn]] inline void end_job_together(MPI_Comm comm, std::string_view text) noexcept {
-    int rank = 0;
-    MPI_Comm_rank(comm, &rank);
-    if (rank != 0) { std::this_thread::sleep_for(std::chrono::milliseconds(200)); }
-    end_job(comm, text);
-}
 
 class mpi_session {
     mpi_family& family_;
@@ -162,8 +65,9 @@ public:
     /// Sends and receives all of them. A message is one MPI message whatever its size, so sizes that differ are seen.
     void transfer(std::span<const message> messages, MPI_Comm comm, int tag);
 
-    /// Runs a call that MPI only has in blocking form. With MPI_THREAD_MULTIPLE on a helper thread, so that the deadline
-    /// holds; a helper that never returns is left behind. Otherwise in place, after everybody is known to have come.
+    /// Runs a call that MPI only has in blocking form. With MPI_THREAD_MULTIPLE on a helper thread, so that the
+    /// deadline holds; a helper that never returns is left behind. Otherwise in place, after everybody is known to have
+    /// come.
     template <class F> MPI_Comm create(F blocking, std::string_view function) {
         struct outcome {
             std::atomic<bool> done{false};
@@ -225,9 +129,9 @@ struct mpi_session::inquiring {
     ~inquiring() { family.forget(inquiry); }
 };
 
-// The deadline has passed. Asks the others where they are: a rank that waits in this very call answers, so does one that
-// waits in another call; one that is elsewhere does not. `awaited`: for messages, the peers of those that are open.
-// Returns when the call completes after all while we ask.
+// The deadline has passed. Asks the others where they are: a rank that waits in this very call answers, so does one
+// that waits in another call; one that is elsewhere does not. `awaited`: for messages, the peers of those that are
+// open. Returns when the call completes after all while we ask.
 template <class Done> void mpi_session::explain_absence(Done done, const std::vector<int>* awaited) {
     const std::vector<int>& members = activity_.members;
     std::vector<int> ranks;

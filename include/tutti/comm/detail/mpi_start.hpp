@@ -1,6 +1,6 @@
 // mpi_start: how a root communicator comes to be: what it needs of MPI, and a duplication that ends by its deadline.
-// Needs comm/detail/mpi_session and comm/file_store's store. Before it there is no channel of our own to ask through, so
-// only a store can say who is missing.
+// Needs comm/detail/mpi_session and comm/store. Before it there is no channel of our own to ask through: only a store
+// can say who is missing.
 #pragma once
 
 #include <mpi.h>

@@ -1,5 +1,6 @@
 // mpi_types: how MPI names element types and operators, return codes as errors, and the arithmetic around MPI's own.
-// Needs MPI 3 and core/reduce_op. 16-bit floats are summed as floats; NaN wins in max and min, which MPI does not promise.
+// Needs MPI 3 and core/reduce_op. 16-bit floats are summed as floats; what MPI does not promise (NaN in max and min,
+// wrapping sums of narrow integers) is done by operators of our own.
 #pragma once
 
 #include <mpi.h>
@@ -35,8 +36,8 @@ namespace tutti::comm::detail {
     return context;
 }
 
-/// Throws for a return code other than MPI_SUCCESS: mismatch_error when a message was longer than its receiver expected,
-/// backend_error otherwise.
+/// Throws for a return code other than MPI_SUCCESS: mismatch_error when a message was longer than its receiver
+/// expected, backend_error otherwise.
 inline void expect_success(int code, std::string_view function, error_context context) {
     if (code == MPI_SUCCESS) { return; }
     context.backend_code = code;
@@ -93,9 +94,9 @@ public:
     }
 };
 
-/// Operators that MPI cannot be trusted with, one a (dtype, operator): the library's own loops. max and min let NaN win and
-/// know that unsigned types have no sign (MPICH 4.0.2 forgets); sums of 8- and 16-bit integers wrap (the vector units of
-/// Open MPI 4.1 saturate them). An MPI_Op is made at its first use and kept until the process ends.
+/// Operators that MPI cannot be trusted with, one a (dtype, operator): the library's own loops. max and min let NaN win
+/// and know that unsigned types have no sign (MPICH 4.0.2 forgets); sums of 8- and 16-bit integers wrap (the vector
+/// units of Open MPI 4.1 saturate them). An MPI_Op is made at its first use and kept until the process ends.
 class mpi_own_operators {
     static constexpr std::size_t types = static_cast<std::size_t>(dtype::uint64) + 1;
     struct entry {
