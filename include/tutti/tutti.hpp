@@ -19,6 +19,7 @@
 #include <tutti/core/reduce_op.hpp>
 #include <tutti/core/run.hpp>
 #include <tutti/core/state.hpp>
+#include <tutti/core/text.hpp>
 #include <tutti/core/view.hpp>
 #include <tutti/core/virtual_queue.hpp>
 

@@ -1,6 +1,7 @@
 // The typed front: what reaches the byte-level core for each call, and in which numbers.
 #include <optional>     // split
 #include <span>         // colors
+#include <string>       // causes
 #include <string_view>  // names
 #include <vector>       // recorded calls
 
@@ -25,6 +26,7 @@ struct recorder : comm::front<recorder, host_queue> {
     [[nodiscard]] std::string_view name() const noexcept { return "recorder"; }
     void execute(const call& c) {
         calls.push_back(c);
+        if (peer_is_gone && calls.size() > 1) { throw aborted_error("a peer is gone", {}); }
         messages.emplace_back(c.messages.begin(), c.messages.end());
         if (!others.empty() && c.kind == collective::all_gather) {
             const auto out = static_cast<comm::control_record*>(c.out);
@@ -33,8 +35,13 @@ struct recorder : comm::front<recorder, host_queue> {
             }
         }
     }
-    void abort(std::string_view why) noexcept { cause = why; }
+    void abort(std::string_view why) noexcept {
+        cause = why;
+        calls_before_abort = calls.size();
+    }
     std::string cause;
+    std::size_t calls_before_abort = 0;
+    bool peer_is_gone = false;  // from the second call on
 };
 
 struct storage {
@@ -200,6 +207,22 @@ TEST_CASE("agree sides with the majority, of several with the lowest rank, and a
     CHECK(verdict({5, 6, 6, 5}) == std::vector<int>{1, 2});
     CHECK(verdict({1, 2, 3, 3}) == std::vector<int>{0, 1});
     CHECK(verdict({1, 2, 3, 4}) == std::vector<int>{1, 2, 3});
+}
+
+TEST_CASE("agree: all ranks leave its gather together before the first one aborts") {
+    for (const bool gone : {false, true}) {
+        recorder r;
+        r.others.assign(4, {7, 0, 0, 0});
+        r.peer_is_gone = gone;
+        CHECK_THROWS_AS(r.agree(8, "seed"), mismatch_error);
+        CHECK(r.calls_before_abort == 2);
+        CHECK(r.calls.size() == 2);
+        CHECK(r.cause.find("seed differs") != std::string::npos);
+        r.calls.clear();
+        r.peer_is_gone = false;
+        CHECK_NOTHROW(r.agree(7, "seed"));
+        CHECK(r.calls.size() == 1);  // nothing to say, nothing to pay
+    }
 }
 
 TEST_CASE("kinds have names") {

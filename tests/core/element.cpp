@@ -122,7 +122,8 @@ TEST_CASE_TEMPLATE("16-bit floats round to nearest even at every boundary", T, f
         rounds<T>(t, std::nextafter(single, 0.0f), p);
         rounds<T>(t, std::nextafter(single, std::numeric_limits<float>::infinity()), p + 1);
 
-        // A double next to the middle becomes the middle when it is first rounded to float, and then goes the wrong way.
+        // A double next to the middle becomes the middle when it is first rounded to float, and then goes the wrong
+        // way.
         const auto twice = static_cast<double>(middle);
         rounds<T>(t, twice, even);
         rounds<T>(t, std::nextafter(twice, 0.0), p);

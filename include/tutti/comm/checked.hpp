@@ -13,20 +13,19 @@
 #include <utility>      // move
 #include <vector>       // values by rank
 
-#include <fmt/format.h>  // texts
-
 #include <tutti/comm/decorator.hpp>      // decorator
 #include <tutti/comm/detail/intent.hpp>  // intent, finding
 #include <tutti/core/error.hpp>          // mismatch_error
+#include <tutti/core/text.hpp>           // formatted
 
 namespace tutti::comm {
 
 /// A communicator on which ranks that disagree get an error instead of a hang or wrong numbers.
 ///
 /// Semantics  ahead of every collective, duplicate, split and gather_control all ranks compare: which one it is, its
-///            number, root, type, element size, operator and count; the counts of the _v forms; names of children and the
-///            colors of split. all_to_all_v: what r sends to s is what s expects from r. When anything differs every rank
-///            throws that finding, no data has moved, and the family is aborted.
+///            number, root, type, element size, operator and count; the counts of the _v forms; names of children and
+///            the colors of split. all_to_all_v: what r sends to s is what s expects from r. When anything differs
+///            every rank throws that finding, no data has moved, and the family is aborted.
 ///            exchange is not compared: only the ranks it names take part.
 /// Cost       one control gather a call, for which a device queue waits for the host: a tool for debugging and tests.
 ///            A disagreement about a table costs up to n/2 + 1 further gathers, which name the entry.
@@ -55,7 +54,7 @@ private:
         if (k.kind == control::split && k.colors.size() != static_cast<std::size_t>(this->size())) {
             const error_context context = this->context(k.kind, k.sequence);
             throw usage_error(
-                fmt::format("split: {} colors for {} ranks{}", k.colors.size(), this->size(), where(context)), context);
+                formatted("split: {} colors for {} ranks{}", k.colors.size(), this->size(), where(context)), context);
         }
         intent i(k.kind, k.sequence);
         i.first = detail::hash_of(std::span(k.name));
@@ -75,12 +74,8 @@ private:
         error_context context = this->context(mine.what, mine.sequence);
         context.count = count;
         context.type = mine.type;
-        const std::string text = fmt::format("{}: {}{}", context.operation, found.text, where(context));
-        // An abort would reach ranks that have not yet left the last gather and take their finding from them: leave together.
-        try {
-            static_cast<void>(this->inner().gather_control({}));
-        } catch (const error&) {}  // a peer is gone; the finding stands
-        this->abort(text);
+        const std::string text = formatted("{}: {}{}", context.operation, found.text, where(context));
+        detail::abort_together(this->inner(), text);
         throw mismatch_error(text, std::move(found.ranks), std::move(context));
     }
 
@@ -106,7 +101,10 @@ private:
                                         std::string_view what, std::string_view format, finding& found) {
         by_rank values;
         for (const intent& i : all) { values.push_back(i.*word); }
-        const auto text = [&](std::size_t r) { return fmt::format(fmt::runtime(format), values[r]); };
+        const auto text = [&](std::size_t r) {
+            const tutti::detail::text_argument value(values[r]);
+            return tutti::detail::compose(format, &value, 1);
+        };
         return detail::differ(values, what, text, found);
     }
 
@@ -128,8 +126,8 @@ private:
             for (std::size_t i = 0; i < n && found.ranks.empty(); ++i) {
                 by_rank values;
                 for (const control_record& r : all) { values.push_back(r[i]); }
-                const auto text = [&](std::size_t r) { return fmt::format("{}", static_cast<T>(values[r])); };
-                static_cast<void>(detail::differ(values, fmt::format("{}[{}]", name, first + i), text, found));
+                const auto text = [&](std::size_t r) { return formatted("{}", static_cast<T>(values[r])); };
+                static_cast<void>(detail::differ(values, formatted("{}[{}]", name, first + i), text, found));
             }
         }
         return found;
@@ -145,7 +143,7 @@ private:
         for (const intent& i : intents) { hashes.push_back(i.first); }
         const auto text = [&](std::size_t r) {
             const auto name = std::bit_cast<letters>(all[r]);
-            return fmt::format("'{}'", std::string(name.begin(), std::find(name.begin(), name.end(), '\0')));
+            return formatted("'{}'", std::string(name.begin(), std::find(name.begin(), name.end(), '\0')));
         };
         finding found;
         static_cast<void>(detail::differ(hashes, "name", text, found));
@@ -174,8 +172,8 @@ private:
         for (std::size_t from = 0; from < n; ++from) {
             for (std::size_t to = 0; to < n; ++to) {
                 if (sent[from][to] == expected[from][to]) { continue; }
-                return {fmt::format("count differs (rank {} sends {} to rank {}, which expects {})", from,
-                                    sent[from][to], to, expected[from][to]),
+                return {formatted("count differs (rank {} sends {} to rank {}, which expects {})", from, sent[from][to],
+                                  to, expected[from][to]),
                         {static_cast<int>(from)}};
             }
         }

@@ -2,25 +2,39 @@
 // Needs comm/call. A backend derives from front<Backend, Queue> and implements execute(const call&).
 #pragma once
 
-#include <algorithm>    // sort
+#include <algorithm>    // count
 #include <array>        // control gather
 #include <cstddef>      // size_t
 #include <cstdint>      // sequence numbers
-#include <functional>   // less: order of unrelated pointers
-#include <numeric>      // accumulate
 #include <span>         // counts, transfers
 #include <string>       // agree's text
 #include <string_view>  // names
 #include <vector>       // messages
 
-#include <tutti/comm/call.hpp>          // call
-#include <tutti/comm/communicator.hpp>  // control_record
-#include <tutti/core/element.hpp>       // transportable
-#include <tutti/core/queue.hpp>         // queue
-#include <tutti/core/reduce_op.hpp>     // reducible
-#include <tutti/core/view.hpp>          // view, overlaps
+#include <tutti/comm/call.hpp>               // call
+#include <tutti/comm/communicator.hpp>       // control_record
+#include <tutti/comm/detail/call_check.hpp>  // demands on arguments
+#include <tutti/core/element.hpp>            // transportable
+#include <tutti/core/error.hpp>              // mismatch_error
+#include <tutti/core/queue.hpp>              // queue
+#include <tutti/core/reduce_op.hpp>          // reducible
+#include <tutti/core/text.hpp>               // formatted
+#include <tutti/core/view.hpp>               // view
 
 namespace tutti::comm {
+
+namespace detail {
+
+/// Aborts for a finding that every rank has made alike: a communicator that failed stays failed. An abort would reach
+/// ranks that have not yet left the last gather and take their finding from them, so all pass through one more first.
+template <class C> void abort_together(C& comm, std::string_view text) {
+    try {
+        static_cast<void>(comm.gather_control({}));
+    } catch (const error&) {}  // a peer is gone; the finding stands
+    comm.abort(text);
+}
+
+}  // namespace detail
 
 /// The collectives. All are called by every rank of the communicator in the same order, except exchange.
 ///
@@ -46,9 +60,8 @@ public:
     requires reducible<T, Op>
     void all_reduce(in_view<T> in, out_view<T> out, Op) {
         call c = reducing<T, Op>(collective::all_reduce, in, out);
-        expect(in.size() == out.size(), c,
-               [&] { return fmt::format("in has {} elements, out {}", in.size(), out.size()); });
-        expect_in_place_at(c, 0, 0);
+        demand(c).in_as_large_as_out();
+        demand(c).in_place_at(0, 0);
         submit(c);
     }
 
@@ -57,11 +70,8 @@ public:
     requires reducible<T, Op>
     void reduce_scatter(in_view<T> in, out_view<T> out, Op) {
         call c = reducing<T, Op>(collective::reduce_scatter, in, out);
-        expect(in.size() == ranks() * out.size(), c, [&] {
-            return fmt::format("in has {} elements, {} ranks times out are {}", in.size(), ranks(),
-                               ranks() * out.size());
-        });
-        expect_in_place_at(c, 0, me() * out.size());
+        demand(c).in_has_a_part_for_each_rank();
+        demand(c).in_place_at(0, me() * out.size());
         submit(c);
     }
 
@@ -71,19 +81,16 @@ public:
     void reduce_scatter_v(in_view<T> in, out_view<T> out, counts n, Op) {
         call c = reducing<T, Op>(collective::reduce_scatter_v, in, out);
         c.send_counts = n;
-        expect_counts(c, n, in.size(), out.size(), "in", "out");
-        expect_in_place_at(c, 0, offset_of(n, me()));
+        demand(c).counts(n, "in", in.size(), "out", out.size());
+        demand(c).in_place_at(0, detail::offset_of(n, me()));
         submit(c);
     }
 
     /// out = in of rank 0, rank 1, ... one after the other. Cost: (n-1)/n of the output received.
     template <transportable T> void all_gather(in_view<T> in, out_view<T> out) {
         call c = moving<T>(collective::all_gather, in, out);
-        expect(out.size() == ranks() * in.size(), c, [&] {
-            return fmt::format("out has {} elements, {} ranks times in are {}", out.size(), ranks(),
-                               ranks() * in.size());
-        });
-        expect_in_place_at(c, me() * in.size(), 0);
+        demand(c).out_has_a_part_of_each_rank();
+        demand(c).in_place_at(me() * in.size(), 0);
         submit(c);
     }
 
@@ -91,8 +98,8 @@ public:
     template <transportable T> void all_gather_v(in_view<T> in, out_view<T> out, counts n) {
         call c = moving<T>(collective::all_gather_v, in, out);
         c.send_counts = n;
-        expect_counts(c, n, out.size(), in.size(), "out", "in");
-        expect_in_place_at(c, offset_of(n, me()), 0);
+        demand(c).counts(n, "out", out.size(), "in", in.size());
+        demand(c).in_place_at(detail::offset_of(n, me()), 0);
         submit(c);
     }
 
@@ -110,9 +117,8 @@ public:
         call c = reducing<T, Op>(collective::reduce, in, out);
         set_root(c, root);
         if (root == self().rank()) {
-            expect(in.size() == out.size(), c,
-                   [&] { return fmt::format("in has {} elements, out {}", in.size(), out.size()); });
-            expect_in_place_at(c, 0, 0);
+            demand(c).in_as_large_as_out();
+            demand(c).in_place_at(0, 0);
         } else {
             drop_out(c);
         }
@@ -124,11 +130,8 @@ public:
         call c = moving<T>(collective::gather, in, out);
         set_root(c, root);
         if (root == self().rank()) {
-            expect(out.size() == ranks() * in.size(), c, [&] {
-                return fmt::format("out has {} elements, {} ranks times in are {}", out.size(), ranks(),
-                                   ranks() * in.size());
-            });
-            expect_in_place_at(c, me() * in.size(), 0);
+            demand(c).out_has_a_part_of_each_rank();
+            demand(c).in_place_at(me() * in.size(), 0);
         } else {
             drop_out(c);
         }
@@ -140,11 +143,8 @@ public:
         call c = moving<T>(collective::scatter, in, out);
         set_root(c, root);
         if (root == self().rank()) {
-            expect(in.size() == ranks() * out.size(), c, [&] {
-                return fmt::format("in has {} elements, {} ranks times out are {}", in.size(), ranks(),
-                                   ranks() * out.size());
-            });
-            expect_in_place_at(c, 0, me() * out.size());
+            demand(c).in_has_a_part_for_each_rank();
+            demand(c).in_place_at(0, me() * out.size());
         } else {
             c.in = nullptr;
             c.in_count = 0;
@@ -155,27 +155,25 @@ public:
     /// Part s of `in` goes to rank s, where it becomes part r of `out`. No in-place form.
     template <transportable T> void all_to_all(in_view<T> in, out_view<T> out) {
         call c = moving<T>(collective::all_to_all, in, out);
-        expect(in.size() == out.size() && in.size() % ranks() == 0, c, [&] {
-            return fmt::format("in has {} elements, out {}; both must be the same multiple of {} ranks", in.size(),
-                               out.size(), ranks());
-        });
-        expect_apart(c);
+        demand(c).equal_parts();
+        demand(c).apart();
         submit(c);
     }
 
-    /// all_to_all of uneven parts: send_counts[s] elements go to rank s, recv_counts[s] come from it, packed in rank order.
+    /// all_to_all of uneven parts: send_counts[s] elements go to rank s, recv_counts[s] come from it, packed in rank
+    /// order.
     template <transportable T>
     void all_to_all_v(in_view<T> in, counts send_counts, out_view<T> out, counts recv_counts) {
         call c = moving<T>(collective::all_to_all_v, in, out);
         c.send_counts = send_counts;
         c.recv_counts = recv_counts;
-        expect_counts(c, send_counts, in.size(), send_counts.size() > me() ? send_counts[me()] : 0, "in", "own part");
-        expect_counts(c, recv_counts, out.size(), recv_counts.size() > me() ? recv_counts[me()] : 0, "out", "own part");
-        expect(send_counts[me()] == recv_counts[me()], c, [&] {
-            return fmt::format("rank {} sends itself {} elements and receives {}", me(), send_counts[me()],
-                               recv_counts[me()]);
+        demand(c).counts(send_counts, "in", in.size());
+        demand(c).counts(recv_counts, "out", out.size());
+        demand(c).expect(send_counts[me()] == recv_counts[me()], [&] {
+            return formatted("rank {} sends itself {} elements and receives {}", me(), send_counts[me()],
+                             recv_counts[me()]);
         });
-        expect_apart(c);
+        demand(c).apart();
         submit(c);
     }
 
@@ -191,10 +189,9 @@ public:
             messages.push_back(t.bytes);
             c.in_count += t.bytes.sends ? t.bytes.bytes : 0;
             c.out_count += t.bytes.sends ? 0 : t.bytes.bytes;
-            expect(t.bytes.peer >= 0 && t.bytes.peer < self().size(), c,
-                   [&] { return fmt::format("peer {} is not one of {} ranks", t.bytes.peer, ranks()); });
+            demand(c).member("peer", t.bytes.peer);
         }
-        expect_disjoint(c, messages);
+        demand(c).disjoint(messages);
         c.messages = messages;
         self().execute(c);
     }
@@ -240,14 +237,14 @@ public:
             if (all[r] != all[reference]) { differing.push_back(static_cast<int>(r)); }
         }
         if (differing.empty()) { return; }
-        std::string list = fmt::format("rank {}: {:016x}", reference, all[reference][0]);
+        std::string list = formatted("rank {}: {:016x}", reference, all[reference][0]);
         for (const int r : differing) {
-            list += fmt::format(", rank {}: {:016x}", r, all[static_cast<std::size_t>(r)][0]);
+            list += formatted(", rank {}: {:016x}", r, all[static_cast<std::size_t>(r)][0]);
         }
         const error_context context{"agree", std::string(self().name()), self().rank(), collectives_, 0, dtype::byte, 0,
                                     {}};
-        const std::string text = fmt::format("agree: {} differs ({}){}", what, list, where(context));
-        self().abort(text);  // a communicator that failed stays failed
+        const std::string text = formatted("agree: {} differs ({}){}", what, list, where(context));
+        detail::abort_together(self(), text);
         throw mismatch_error(text, std::move(differing), context);
     }
 
@@ -289,62 +286,13 @@ private:
         c.out_count = 0;
     }
 
-    template <class Text> void expect(bool holds, const call& c, Text text) {
-        if (holds) { return; }
-        const error_context context = context_of(c, self().name(), self().rank());
-        throw usage_error(fmt::format("{}: {}{}", name_of(c.kind), text(), where(context)), context);
+    /// What `c` must satisfy; throws in this communicator's name.
+    [[nodiscard]] detail::call_check demand(const call& c) {
+        return detail::call_check(c, self().name(), self().rank(), self().size());
     }
     void set_root(call& c, int root) {
         c.root = root;
-        expect(root >= 0 && root < self().size(), c,
-               [&] { return fmt::format("root {} is not one of {} ranks", root, ranks()); });
-    }
-    // Part counts must cover the whole view, and this rank's part the other one.
-    void expect_counts(const call& c, counts n, std::size_t whole, std::size_t own, std::string_view whole_name,
-                       std::string_view own_name) {
-        expect(n.size() == ranks(), c, [&] { return fmt::format("{} counts for {} ranks", n.size(), ranks()); });
-        for (std::size_t r = 0; r < n.size(); ++r) {  // a negative number turned count must not cancel out in the sum
-            expect(n[r] <= whole, c,
-                   [&] { return fmt::format("counts[{}] is {}, {} has {} elements", r, n[r], whole_name, whole); });
-        }
-        const std::size_t total = std::accumulate(n.begin(), n.end(), std::size_t{0});
-        expect(total == whole, c,
-               [&] { return fmt::format("counts add up to {}, {} has {} elements", total, whole_name, whole); });
-        expect(n[me()] == own, c,
-               [&] { return fmt::format("counts[{}] is {}, {} has {} elements", me(), n[me()], own_name, own); });
-    }
-    [[nodiscard]] static std::size_t offset_of(counts n, std::size_t rank) {
-        return std::accumulate(n.begin(), n.begin() + static_cast<std::ptrdiff_t>(rank), std::size_t{0});
-    }
-    // `in + in_offset` and `out + out_offset` name the same elements: they are one address, or the views do not meet.
-    void expect_in_place_at(const call& c, std::size_t in_at_out, std::size_t out_at_in) {
-        if (!overlaps(c.in, c.in_bytes(), c.out, c.out_bytes())) { return; }
-        const auto* const in = static_cast<const std::byte*>(c.in);
-        const auto* const out = static_cast<const std::byte*>(c.out);
-        expect(in + out_at_in * c.element_size == out + in_at_out * c.element_size, c,
-               [] { return std::string("in and out overlap, but not as the in-place form asks"); });
-    }
-    void expect_apart(const call& c) {
-        expect(!overlaps(c.in, c.in_bytes(), c.out, c.out_bytes()), c,
-               [] { return std::string("in and out overlap; this collective has no in-place form"); });
-    }
-    // No received byte may be touched by another message of the group.
-    void expect_disjoint(const call& c, const std::vector<message>& messages) {
-        std::vector<message> sorted(messages);
-        std::erase_if(sorted, [](const message& m) { return m.data == nullptr || m.bytes == 0; });
-        std::sort(sorted.begin(), sorted.end(),
-                  [](const message& a, const message& b) { return std::less<>{}(a.data, b.data); });
-        const std::byte* written_to = nullptr;  // end of the furthest receive, and of the furthest message of any kind
-        const std::byte* touched_to = nullptr;
-        for (const message& m : sorted) {
-            const auto* const begin = static_cast<const std::byte*>(m.data);
-            const std::byte* const limit = m.sends ? written_to : touched_to;
-            expect(limit == nullptr || !std::less<>{}(begin, limit), c,
-                   [&] { return fmt::format("a message with rank {} overlaps one that is received", m.peer); });
-            const std::byte* const end = begin + m.bytes;
-            if (touched_to == nullptr || std::less<>{}(touched_to, end)) { touched_to = end; }
-            if (!m.sends && (written_to == nullptr || std::less<>{}(written_to, end))) { written_to = end; }
-        }
+        demand(c).member("root", root);
     }
 };
 
