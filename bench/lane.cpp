@@ -1,7 +1,7 @@
-// What a lane costs, and what it hides. Micro rows: submit and wait on an idle lane, a burst of submissions, waiting for
-// finished work, a hand-over through mutex and condition variable as yardstick. Then data_parallel over a slow network
-// of stated bandwidth and latency: a step against the same step without communication. Ranks sleep while the network
-// is busy, and while a layer is computed.
+// What a lane costs, and what it hides. Micro rows: submit and wait on an idle lane, a burst of submissions, waiting
+// for finished work, a hand-over through mutex and condition variable as yardstick. Then data_parallel over a slow
+// network of stated bandwidth and latency: a step against the same step without communication. Ranks sleep while the
+// network is busy, and while a layer is computed.
 #include <algorithm>           // min, max
 #include <condition_variable>  // yardstick
 #include <limits>              // infinity
@@ -162,7 +162,8 @@ step_time measure_steps(int ranks, const tutti::comm::shaped_network& slow, std:
 }
 
 // The argument is the bandwidth of the network in MB/s. `exposed` is the part of the communication that a step still
-// waits for: 0 when the lane hides all, 1 when it hides nothing. The last bucket starts when nothing is left to hide it.
+// waits for: 0 when the lane hides all, 1 when it hides nothing. The last bucket starts when nothing is left to hide
+// it.
 void data_parallel_overlap(benchmark::State& state) {
     const tutti::comm::shaped_network slow(
         tutti::comm::link{.latency_seconds = 50e-6, .bytes_per_second = static_cast<double>(state.range(0)) * 1e6});

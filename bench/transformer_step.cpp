@@ -2,8 +2,8 @@
 // Needs a CBLAS and the trainer's headers. bench/transformer_step_torch.py is the same step in PyTorch.
 //
 // Model FLOPs of a token are counted as nanoGPT and PaLM do (Chowdhery et al. 2022, appendix B): 6 N + 12 L T C, with N
-// the weights that enter products (the tied classifier once, the position table not) and full attention, although causal
-// attention needs half of it. The sgemm (512 cubed) alternates with the steps, so that both see one machine.
+// the weights that enter products (the tied classifier once, the position table not) and full attention, although
+// causal attention needs half of it. The sgemm (512 cubed) alternates with the steps, so that both see one machine.
 #include <chrono>    // times
 #include <cstdint>   // tokens
 #include <fstream>   // report

@@ -1,4 +1,4 @@
-// Where and with what a bench ran: processor, usable processors, kernel settings, compiler, library version, git commit.
+// Where and with what a bench ran: processor, usable processors, kernel settings, compiler, version, git commit.
 // Needs nlohmann-json and, for the commit, the generated <bench_commit.hpp>.
 #pragma once
 

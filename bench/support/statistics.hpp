@@ -1,4 +1,4 @@
-// Statistics of repeated timings. Repetitions of one row are samples; nothing is thrown away, outliers show in p99 and max.
+// Statistics of repeated timings. Repetitions of one row are samples; nothing is thrown away: p99 and max show all.
 // Needs nothing.
 #pragma once
 

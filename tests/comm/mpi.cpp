@@ -252,8 +252,8 @@ TEST_CASE("mpi: some ranks in place, others not") {
     for (const std::size_t n : {3u, 50000u}) { every_kind<float>(world, n, world.rank() % 2 == 0); }
 }
 
-// kamping-site/kamping#113, merthidayetoglu/CommBench#2, open-mpi/ompi#9942: counts that an int does not hold, here with
-// the limit brought down to where pieces are few elements
+// kamping-site/kamping#113, merthidayetoglu/CommBench#2, open-mpi/ompi#9942: counts that an int does not hold, here
+// with the limit brought down to where pieces are few elements
 TEST_CASE("mpi: every kind of call, in pieces") {
     for (const std::size_t largest : {1u, 24u, 100u}) {
         mpi world(pieces_of(largest));
@@ -541,7 +541,8 @@ TEST_CASE("mpi: communicators are destroyed in any order") {
     }
 }
 
-// meta-pytorch/torchrec#4708: two collectives at once need two communicators. NVIDIA/nccl#195: used in different orders.
+// meta-pytorch/torchrec#4708: two collectives at once need two communicators. NVIDIA/nccl#195: used in different
+// orders.
 TEST_CASE("mpi: communicators of one family are used by several threads at once") {
     mpi world(pieces_of(100000));
     mpi first = world.duplicate("first");

@@ -1,5 +1,5 @@
-// mpi: how a job begins and ends: what the last line says, thread levels, communicators that outlive MPI. One scenario a
-// run, named by the first argument; those that must end the job are expected to fail with their text.
+// mpi: how a job begins and ends: what the last line says, thread levels, communicators that outlive MPI. One scenario
+// a run, named by the first argument; those that must end the job are expected to fail with their text.
 #include <tutti/comm/mpi.hpp>  // what is tested
 
 #include <chrono>     // deadlines

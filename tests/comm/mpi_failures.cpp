@@ -120,8 +120,8 @@ std::vector<named_operation> operations(int absent) {
 
 }  // namespace
 
-// pytorch/pytorch#88000, #97191, #109611, pytorch/gloo#520: the timeout is ignored by some operations or the first of them.
-// NVIDIA/nccl#1260: which ranks did not join?
+// pytorch/pytorch#88000, #97191, #109611, pytorch/gloo#520: the timeout is ignored by some operations or the first of
+// them. NVIDIA/nccl#1260: which ranks did not join?
 TEST_CASE("mpi: every operation keeps its deadline and names who is missing") {
     for (const int absent : {world_size() - 1, 0}) {
         const scenario together;
@@ -230,7 +230,8 @@ TEST_CASE("mpi: a late rank that still comes before the deadline is no failure")
     CHECK(x.back() == x.front());
 }
 
-// NVIDIA/nccl#863: aborting one rank only leaves the others hanging; NVIDIA/nccl#279: an error of one rank is seen by all
+// NVIDIA/nccl#863: aborting one rank only leaves the others hanging; NVIDIA/nccl#279: an error of one rank is seen by
+// all
 TEST_CASE("mpi: abort reaches every rank in every operation") {
     const int aborting = world_size() - 1;
     const std::size_t count = operations(aborting).size();
@@ -306,7 +307,8 @@ TEST_CASE("mpi: an abort is seen by a call that needs nobody else") {
     CHECK(see([&] { world.all_reduce(view(none), view(none), sum{}); }).kind == outcome::aborted);
 }
 
-// A rank that finds out in agree() aborts while the others' own gather is still on its way to them: they must find out too.
+// A rank that finds out in agree() aborts while the others' own gather is still on its way to them: they must find out
+// too.
 TEST_CASE("mpi: a call whose last message is just behind an abort completes") {
     const scenario together;
     mpi world(throwing(20s));

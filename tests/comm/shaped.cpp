@@ -162,7 +162,8 @@ TEST_CASE("two levels: splits see their own part, and the two links of a rank do
         on.all_reduce(view<float>(data), view<float>(data), sum{});
         return clock.elapsed() - start;
     };
-    // Inside: 2 x 0.5 x 4000 B at 10 MB/s = 400 us, 20 us latency. Between: 2000 B at half a NIC = 4 ms, 200 us latency.
+    // Inside: 2 x 0.5 x 4000 B at 10 MB/s = 400 us, 20 us latency. Between: 2000 B at half a NIC = 4 ms, 200 us
+    // latency.
     CHECK(all_reduce_at(c, 0ms) == 400us + 20us + 4ms + 200us);
 
     const std::vector<int> by_node{0, 0, 1, 1};

@@ -25,8 +25,8 @@ struct cause : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// A sum that gives up after a number of elements, so that the exception leaves from the middle of a data phase, or takes
-// a nap there, so that the others' exceptions find this rank in the middle of theirs.
+// A sum that gives up after a number of elements, so that the exception leaves from the middle of a data phase, or
+// takes a nap there, so that the others' exceptions find this rank in the middle of theirs.
 thread_local int additions_until_error = 0;
 thread_local int additions_until_nap = 0;
 struct sum_that_fails {

@@ -1,6 +1,6 @@
 // The epoch barrier of the threads backend under every schedule of a few ranks and calls. Each rank writes its letter,
-// arrives, waits for all and reads all letters; letters alternate between two buffers, as in the channel. No reading may
-// race with the writing two calls later, no wake-up may be lost, and every seeded mistake must be found.
+// arrives, waits for all and reads all letters; letters alternate between two buffers, as in the channel. No reading
+// may race with the writing two calls later, no wake-up may be lost, and every seeded mistake must be found.
 #include <memory>
 #include <vector>
 
@@ -130,8 +130,8 @@ TEST_CASE("epoch barrier: an arrival before the reason to give up counts") {
 }
 
 TEST_CASE("epoch barrier: epochs wrap around") {
-    // From a fresh barrier (epoch 0) the first epoch of a long-lived one looks 2^31 calls ahead or behind; what matters is
-    // that consecutive epochs compare right across the wrap.
+    // From a fresh barrier (epoch 0) the first epoch of a long-lived one looks 2^31 calls ahead or behind; what matters
+    // is that consecutive epochs compare right across the wrap.
     using barrier = tutti::comm::detail::epoch_barrier<model_machine<mistake::none>>;
     std::unique_ptr<barrier> arrivals;
     bool ok = true;

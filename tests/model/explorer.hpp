@@ -1,6 +1,6 @@
 // explorer: runs a few fibers under every schedule, with atomics that check happens-before by vector clocks.
-// Each access to a model word is a scheduling point. Sleeping has no timeout here: a lost wake-up is a deadlock that the
-// search finds. States that were reached before, judged by word values and by what each fiber has observed, are not
+// Each access to a model word is a scheduling point. Sleeping has no timeout here: a lost wake-up is a deadlock that
+// the search finds. States that were reached before, judged by word values and by what each fiber has observed, are not
 // explored twice.
 #pragma once
 

@@ -1,4 +1,5 @@
-// AdamW and SGD against values computed by hand, against the double reference, and against themselves in other segments.
+// AdamW and SGD against values computed by hand, against the double reference, and against themselves in other
+// segments.
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>  // min, max

@@ -1,5 +1,5 @@
-// Public bug reports on aborts: they must reach every rank, mark every communicator before anything is freed, and return.
-// For ranks that are threads; those that are processes answer the same reports in comm/mpi_failures.cpp.
+// Public bug reports on aborts: they must reach every rank, mark every communicator before anything is freed, and
+// return. For ranks that are threads; those that are processes answer the same reports in comm/mpi_failures.cpp.
 #include <atomic>     // counts
 #include <chrono>     // bounds
 #include <stdexcept>  // causes

@@ -1,5 +1,5 @@
-// Public bug reports that every backend answers in the same way: mismatched calls, empty ones, aliasing, accumulators, the
-// mean's divisor, bits, creation histories.
+// Public bug reports that every backend answers in the same way: mismatched calls, empty ones, aliasing, accumulators,
+// the mean's divisor, bits, creation histories.
 #include <conformance/suite.hpp>  // backend, helpers
 
 #include <tutti/comm/checked.hpp>  // fingerprints

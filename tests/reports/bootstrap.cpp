@@ -1,5 +1,5 @@
-// Public bug reports on start-up: keys that drift apart, identifiers used twice, a rank that fails before it has joined.
-// Ranks that are threads meet in a memory_store; processes have comm/store.cpp and comm/mpi_failures.cpp.
+// Public bug reports on start-up: keys that drift apart, identifiers used twice, a rank that fails before it has
+// joined. Ranks that are threads meet in a memory_store; processes have comm/store.cpp and comm/mpi_failures.cpp.
 #include <chrono>      // deadlines
 #include <filesystem>  // a directory to meet in
 #include <span>        // values

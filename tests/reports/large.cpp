@@ -1,6 +1,6 @@
 // Public bug reports on counts that an int does not hold: kamping-site/kamping#113, merthidayetoglu/CommBench#2,
-// open-mpi/ompi#9942, pmodels/mpich#2317, NVIDIA/nccl-tests#37, NVIDIA/nccl#184. 2^31 + 1 bytes are moved and summed for
-// real, by two ranks that are threads: 2 GiB each. Processes do the same in comm/mpi_large.cpp.
+// open-mpi/ompi#9942, pmodels/mpich#2317, NVIDIA/nccl-tests#37, NVIDIA/nccl#184. 2^31 + 1 bytes are moved and summed
+// for real, by two ranks that are threads: 2 GiB each. Processes do the same in comm/mpi_large.cpp.
 #include <chrono>  // timeout
 
 #include <tutti/core/buffer.hpp>  // memory counted by rank

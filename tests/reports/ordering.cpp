@@ -43,7 +43,8 @@ TEST_CASE("NVIDIA/nccl#195, NVIDIA/nccl#522, NVIDIA/nccl#592, ROCm/rccl#2191, me
 
 namespace {
 
-// Parameters after three steps, gradients being ready in the order that `seed` gives each rank; 0: backward's own order.
+// Parameters after three steps, gradients being ready in the order that `seed` gives each rank; 0: backward's own
+// order.
 std::vector<float> trained(int ranks, std::uint32_t seed) {
     std::vector<float> result;
     threads::launch(ranks, [&](threads& world) {

@@ -1,5 +1,5 @@
-// Public bug reports on waiting: pure spinning collapses when there are more threads than processors. Progress is counted;
-// the only clock is the communicator's deadline, far above what a sane wait needs.
+// Public bug reports on waiting: pure spinning collapses when there are more threads than processors. Progress is
+// counted; the only clock is the communicator's deadline, far above what a sane wait needs.
 #include <atomic>   // progress
 #include <chrono>   // deadline
 #include <cstdint>  // sums

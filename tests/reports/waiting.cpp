@@ -1,5 +1,5 @@
-// Public bug reports on deadlines: ignored by some operations, and silent about who is missing. For ranks that are threads;
-// those that are processes answer the same reports in comm/mpi_failures.cpp.
+// Public bug reports on deadlines: ignored by some operations, and silent about who is missing. For ranks that are
+// threads; those that are processes answer the same reports in comm/mpi_failures.cpp.
 #include <atomic>      // who has finished
 #include <chrono>      // deadlines
 #include <functional>  // operations
@@ -161,7 +161,8 @@ TEST_CASE("pytorch/pytorch#88000: ranks that trickle in do not stretch the deadl
                                             c.barrier();
                                             return;
                                         }
-                                        // Rank r comes after r + 1 times 0.8 deadlines, unless the one that waits has ended.
+                                        // Rank r comes after r + 1 times 0.8 deadlines, unless the one that waits has
+                                        // ended.
                                         const auto due = start + (c.rank() + 1) * timeout * 8 / 10;
                                         while (!ended && clock_type::now() < due) { std::this_thread::sleep_for(1ms); }
                                         if (!ended) { c.barrier(); }

@@ -1,6 +1,6 @@
 // stream_queue: a device-like queue for tests: asynchronous, in order, with events. A thread stands for the device.
-// Needs core/run. Its memory is ordinary memory that the host may not touch; operations run on the thread, now and then late,
-// so that a missing event shows as a wrong result and under the thread sanitizer.
+// Needs core/run. Its memory is ordinary memory that the host may not touch; operations run on the thread, now and then
+// late, so that a missing event shows as a wrong result and under the thread sanitizer.
 #pragma once
 
 #include <chrono>              // delays

@@ -1,4 +1,5 @@
-// Data parallelism on queues that do not run inline: the same bits on a device-like stream; exact times on a virtual queue.
+// Data parallelism on queues that do not run inline: the same bits on a device-like stream; exact times on a virtual
+// queue.
 #include <doctest/doctest.h>  // checks
 
 #include <span>    // ranks of a child

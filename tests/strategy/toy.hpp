@@ -74,7 +74,8 @@ struct announcing {
     bool delays = false;        ///< now and then a pause
 };
 
-/// One micro-batch: forward and backward over samples [first, first + count). The loss is the mean over them, times `scale`.
+/// One micro-batch: forward and backward over samples [first, first + count). The loss is the mean over them, times
+/// `scale`.
 template <class S> void backward(S& s, std::uint64_t first, std::uint64_t count, double scale, announcing how = {}) {
     using T = typename S::element_type;
     std::vector<std::size_t> order(toy<T>::sizes.size());

@@ -49,8 +49,8 @@ struct message {
 /// A validated collective. Sizes and aliasing have been checked on this rank; ranks may still disagree with each other.
 ///
 /// Units  counts are elements of `element_size` bytes. `in_count`/`out_count` are the sizes of the views as the caller
-///        gave them (all_gather: in_count is one rank's part, out_count all of it). A view that the kind does not use on
-///        this rank is null and empty.
+///        gave them (all_gather: in_count is one rank's part, out_count all of it). A view that the kind does not use
+///        on this rank is null and empty.
 struct call {
     collective kind = collective::barrier;
     dtype type = dtype::byte;

@@ -1,4 +1,4 @@
-// cost: what a collective puts on the wire (exact integers) and how long it takes on a stated network (alpha-beta model).
+// cost: what a collective puts on the wire (exact integers), and how long that takes (alpha-beta model).
 // Needs comm/call and comm/topology. The one convention of counters, shaped networks, benches and planners.
 #pragma once
 
@@ -67,7 +67,8 @@ namespace tutti::comm {
     return 0;
 }
 
-/// Bus bandwidth = message_bytes / time * bus_factor: comparable with the speed of the links, whatever the number of ranks.
+/// Bus bandwidth = message_bytes / time * bus_factor: comparable with the speed of the links, whatever the number of
+/// ranks.
 /// Source  doc/PERFORMANCE.md of NVIDIA/nccl-tests. barrier moves nothing: 0.
 [[nodiscard]] constexpr double bus_factor(collective kind, int ranks) noexcept {
     const double others = static_cast<double>(ranks - 1) / ranks;
@@ -131,7 +132,7 @@ namespace detail {
 /// With g ranks a node, m nodes, n = g m, and NICs shared by k ranks (so that each gets 1/k of the bandwidth between):
 ///   all_reduce       reduce_scatter(S) inside, all_reduce(S/g) between on all g ranks at once, all_gather(S) inside
 ///   reduce_scatter   reduce_scatter(S) inside, reduce_scatter(S/g) between;  all_gather the other way round
-///   broadcast, scatter   between the leaders, then inside;  reduce, gather   the other way round. Leaders have a NIC alone
+///   broadcast, scatter   between the leaders, then inside;  reduce, gather   the other way round; leaders do not share
 ///   all_to_all       direct: (g-1)/n of S inside, (n-g)/n of S between
 ///   exchange         between, with a NIC of its own
 ///   barrier          inside to the leader, between leaders, inside again

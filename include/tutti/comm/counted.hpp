@@ -73,8 +73,8 @@ public:
 
 /// A communicator that keeps a ledger.
 ///
-/// Semantics    counts a call once it has returned without an error, also one of no bytes. duplicate and split share the
-///              ledger. Control traffic (duplicate, split, agree, gather_control) is not counted.
+/// Semantics    counts a call once it has returned without an error, also one of no bytes. duplicate and split share
+///              the ledger. Control traffic (duplicate, split, agree, gather_control) is not counted.
 /// Determinism  wire_bytes: exact, the same for every backend.
 /// Cost         one lock a call.
 template <decoratable C> class counted : public decorator<counted<C>, C> {

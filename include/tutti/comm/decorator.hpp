@@ -64,8 +64,8 @@ concept decoratable = can_gather_control<C> && requires(C& c, const call& k) {
 ///   void before(const control_call&)                   ahead of a control operation
 ///   D wrap(C child, std::span<const int> members)      members: parent's ranks that are in the child
 ///
-/// Semantics  a collective keeps the number that it got from the outermost decorator; duplicate, split and gather_control
-///            count as one call each. Decorators nest in any order; `inner()` reaches the next one.
+/// Semantics  a collective keeps the number that it got from the outermost decorator; duplicate, split and
+///            gather_control count as one call each. Decorators nest in any order; `inner()` reaches the next one.
 /// Cost       one function call.
 template <class Derived, decoratable C> class decorator : public front<Derived, queue_of<C>> {
     C inner_;

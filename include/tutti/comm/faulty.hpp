@@ -13,10 +13,9 @@
 #include <variant>   // actions
 #include <vector>    // the plan
 
-#include <fmt/format.h>  // texts
-
 #include <tutti/comm/decorator.hpp>  // decorator, operation
 #include <tutti/core/error.hpp>      // backend_error
+#include <tutti/core/text.hpp>       // formatted
 
 namespace tutti::comm {
 
@@ -51,9 +50,11 @@ struct fault_rule {
 
 /// A communicator that follows a plan of faults.
 ///
-/// Semantics    rules are looked at in the order of the plan; each strikes once, at its n-th match. gather_control matches
-///              also when agree, or a decorator outside this one, calls it. Without a plan for its rank it only forwards.
-/// Determinism  exact, as long as the calls that a rule matches come from one thread: with lanes, name the communicator.
+/// Semantics    rules are looked at in the order of the plan; each strikes once, at its n-th match. gather_control
+///              matches also when agree, or a decorator outside this one, calls it. Without a plan for its rank it only
+///              forwards.
+/// Determinism  exact, as long as the calls that a rule matches come from one thread: with lanes, name the
+///              communicator.
 /// Cost         a lock and a comparison a rule.
 /// Errors       those injected; usage_error for a rule that cannot strike.
 template <decoratable C> class faulty : public decorator<faulty<C>, C> {
@@ -82,12 +83,11 @@ public:
             const fault_rule& rule = plan[i];
             const auto* const delay = std::get_if<fault::delay>(&rule.action);
             if (rule.rank < 0 || rule.rank >= this->size()) {
-                throw usage_error(
-                    fmt::format("faulty: rule {} is for rank {} of {} ranks", i, rule.rank, this->size()));
+                throw usage_error(formatted("faulty: rule {} is for rank {} of {} ranks", i, rule.rank, this->size()));
             }
-            if (rule.nth == 0) { throw usage_error(fmt::format("faulty: rule {} is for match 0; the first is 1", i)); }
+            if (rule.nth == 0) { throw usage_error(formatted("faulty: rule {} is for match 0; the first is 1", i)); }
             if (delay != nullptr && delay->by < duration::zero()) {
-                throw usage_error(fmt::format("faulty: rule {} delays by {} s", i, seconds(delay->by)));
+                throw usage_error(formatted("faulty: rule {} delays by {} s", i, seconds(delay->by)));
             }
             if (rule.rank == this->rank()) { plan_->rules.push_back({rule, 0}); }
         }
@@ -128,7 +128,7 @@ private:
     void act(const fault::fail& f, error_context context) {
         context.backend_code = f.code;
         context.backend_text = f.text;
-        const std::string text = fmt::format("{}: {} (code {}){}", context.operation, f.text, f.code, where(context));
+        const std::string text = formatted("{}: {} (code {}){}", context.operation, f.text, f.code, where(context));
         this->abort(text);
         throw backend_error(text, std::move(context));
     }
@@ -140,8 +140,8 @@ private:
     void act(const fault::absence&, const error_context& context) {
         wall_clock clock;
         sleep_watching(this->inner(), clock, after(plan_->timeout));
-        const std::string text = fmt::format("{}: rank {} stayed away for {} s{}", context.operation, this->rank(),
-                                             seconds(plan_->timeout), where(context));
+        const std::string text = formatted("{}: rank {} stayed away for {} s{}", context.operation, this->rank(),
+                                           seconds(plan_->timeout), where(context));
         this->abort(text);
         throw timeout_error(text, {this->rank()}, context);
     }

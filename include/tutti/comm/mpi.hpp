@@ -28,6 +28,7 @@
 #include <tutti/comm/front.hpp>                   // typed collectives
 #include <tutti/comm/mpi_options.hpp>             // options
 #include <tutti/core/state.hpp>                   // hash_bytes
+#include <tutti/core/text.hpp>                    // formatted
 
 namespace tutti::comm {
 
@@ -106,8 +107,7 @@ public:
     }
     [[nodiscard]] std::optional<mpi> split(std::span<const int> colors, std::string_view name) {
         if (colors.size() != channel_->activity.members.size()) {
-            throw usage_error(
-                fmt::format("split: {} colors for {} ranks, on '{}'", colors.size(), size(), this->name()));
+            throw usage_error(formatted("split: {} colors for {} ranks, on '{}'", colors.size(), size(), this->name()));
         }
         return child(colors, name, "split");
     }
@@ -243,7 +243,7 @@ inline std::optional<mpi> mpi::child(std::span<const int> colors, std::string_vi
         } const restore{purpose_};
         purpose_ = operation;
         agree(hash_bytes(as_bytes(view(colors.data(), colors.size())), text),
-              fmt::format("{}: name or table of '{}'", operation, name));
+              formatted("{}: name or table of '{}'", operation, name));
     }
     const int color = colors[static_cast<std::size_t>(rank())];
     auto made = std::make_unique<channel>(channel_->queue.sibling());
@@ -281,7 +281,7 @@ template <class F> int mpi::launch(int argc, char** argv, F f, mpi_options o) {
     const auto end = [&](std::string_view text) {
         if (policy == failure_policy::end_job) {
             if (elsewhere) { std::this_thread::sleep_for(std::chrono::seconds(2)); }
-            detail::end_job_together(MPI_COMM_WORLD, fmt::format("rank {}: {}", rank, text));
+            detail::end_job_together(MPI_COMM_WORLD, formatted("rank {}: {}", rank, text));
         }
         if (!elsewhere) {
             std::fprintf(stderr, "tutti: rank %d: %.*s\n", rank, static_cast<int>(text.size()), text.data());

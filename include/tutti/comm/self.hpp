@@ -12,6 +12,7 @@
 
 #include <tutti/comm/front.hpp>        // typed collectives
 #include <tutti/core/elementwise.hpp>  // copy
+#include <tutti/core/text.hpp>         // formatted
 
 namespace tutti::comm {
 
@@ -59,7 +60,7 @@ public:
         throw_if_aborted("split");
         this->next_collective();
         if (colors.size() != 1) {
-            throw usage_error(fmt::format("split: {} colors for 1 rank, on '{}'", colors.size(), name_));
+            throw usage_error(formatted("split: {} colors for 1 rank, on '{}'", colors.size(), name_));
         }
         if (colors[0] < 0) { return std::nullopt; }
         return self(*this, name);
@@ -99,7 +100,7 @@ private:
     void throw_if_aborted(std::string_view operation) {
         const std::lock_guard lock(family_->mutex);
         if (!family_->aborted) { return; }
-        throw aborted_error(fmt::format("{}: aborted: {}, on '{}'", operation, family_->cause, name_),
+        throw aborted_error(formatted("{}: aborted: {}, on '{}'", operation, family_->cause, name_),
                             {std::string(operation), name_, 0, 0, 0, dtype::byte, 0, {}});
     }
     void copy_bytes(const void* in, void* out, std::size_t bytes) {
@@ -112,14 +113,14 @@ private:
         for (const message& m : c.messages) { (m.sends ? sends : receives).push_back(m); }
         const error_context context = context_of(c, name_, 0);
         if (sends.size() != receives.size()) {
-            throw usage_error(fmt::format("exchange: {} sends and {} receives with one rank{}", sends.size(),
-                                          receives.size(), where(context)),
+            throw usage_error(formatted("exchange: {} sends and {} receives with one rank{}", sends.size(),
+                                        receives.size(), where(context)),
                               context);
         }
         for (std::size_t i = 0; i < sends.size(); ++i) {
             if (sends[i].bytes != receives[i].bytes) {
-                throw usage_error(fmt::format("exchange: message {} has {} bytes, its receiver {}{}", i, sends[i].bytes,
-                                              receives[i].bytes, where(context)),
+                throw usage_error(formatted("exchange: message {} has {} bytes, its receiver {}{}", i, sends[i].bytes,
+                                            receives[i].bytes, where(context)),
                                   context);
             }
         }

@@ -16,12 +16,11 @@
 #include <system_error>  // errc
 #include <utility>       // move
 
-#include <fmt/format.h>  // texts
-
 #include <tutti/comm/cost.hpp>       // time_of
 #include <tutti/comm/decorator.hpp>  // decorator, sleeping_clock
 #include <tutti/comm/topology.hpp>   // link, topology
 #include <tutti/core/error.hpp>      // usage_error, timeout_error
+#include <tutti/core/text.hpp>       // formatted
 
 namespace tutti::comm {
 
@@ -52,7 +51,7 @@ public:
         if (!levels_) { return topology::uniform(ranks, 1, {}, flat_); }
         if (levels_->ranks() != ranks) {
             throw usage_error(
-                fmt::format("shaped: the topology has {} ranks, the communicator {}", levels_->ranks(), ranks));
+                formatted("shaped: the topology has {} ranks, the communicator {}", levels_->ranks(), ranks));
         }
         return *levels_;
     }
@@ -67,36 +66,37 @@ private:
     static constexpr unit time_units[] = {{"ns", 1e-9}, {"us", 1e-6}, {"ms", 1e-3}, {"s", 1}};
 
     [[noreturn]] static void reject(std::string_view text, std::string_view why) {
-        throw usage_error(
-            fmt::format("shaped_network: '{}' {}; write bandwidth,latency such as 1Gbit,50us", text, why));
+        throw usage_error(formatted("shaped_network: '{}' {}; write bandwidth,latency such as 1Gbit,50us", text, why));
     }
     [[nodiscard]] static double quantity(std::string_view text, std::string_view part, std::string_view what,
                                          std::span<const unit> units) {
         double number = 0;
         const auto [end, problem] = std::from_chars(part.data(), part.data() + part.size(), number);
         if (problem != std::errc{} || !std::isfinite(number) || number < 0) {
-            reject(text, fmt::format("has '{}' for a {}, which does not start with a number >= 0", part, what));
+            reject(text, formatted("has '{}' for a {}, which does not start with a number >= 0", part, what));
         }
         const std::string_view name = part.substr(static_cast<std::size_t>(end - part.data()));
         std::string known;
         for (const unit& u : units) {
             if (u.name == name) { return number * u.factor; }
-            known += fmt::format(" {}", u.name);
+            known += formatted(" {}", u.name);
         }
-        reject(text, fmt::format("has '{}' for a {}, whose unit is not one of{}", part, what, known));
+        reject(text, formatted("has '{}' for a {}, whose unit is not one of{}", part, what, known));
     }
 };
 
 /// A communicator over a slower network.
 ///
-/// Semantics  a call returns no sooner than its modelled time (time_of of comm/cost) after it started, while the real call
-///            runs meanwhile. Each rank has one link inside its node and one between nodes, which all its duplicates and
-///            splits share: calls that overlap in time queue for a link in the order in which they start; latencies pass
-///            side by side. Control traffic (duplicate, split, agree, gather_control) is not delayed.
-///            A rank's time starts when the rank itself calls: ranks that wait for a late one may leave before it does.
-/// Cost       the modelled time, asleep, and what the system needs to wake a thread (some 50 us); watches for aborts every
-///            2 ms.
-/// Errors     timeout_error after `timeout` when the network needs longer; the family is then aborted, as by any timeout.
+/// Semantics  a call returns no sooner than its modelled time (time_of of comm/cost) after it started, while the real
+///            call runs meanwhile. Each rank has one link inside its node and one between nodes, which all its
+///            duplicates and splits share: calls that overlap in time queue for a link in the order in which they
+///            start; latencies pass side by side. Control traffic (duplicate, split, agree, gather_control) is not
+///            delayed. A rank's time starts when the rank itself calls: ranks that wait for a late one may leave before
+///            it does.
+/// Cost       the modelled time, asleep, and what the system needs to wake a thread (some 50 us); watches for aborts
+///            every 2 ms.
+/// Errors     timeout_error after `timeout` when the network needs longer; the family is then aborted, as by any
+///            timeout.
 template <decoratable C, sleeping_clock Clock = wall_clock> class shaped : public decorator<shaped<C, Clock>, C> {
     using base = decorator<shaped<C, Clock>, C>;
     friend base;
@@ -135,8 +135,8 @@ public:
         if (!in_time) {
             const error_context context = context_of(c, this->name(), this->rank());
             const std::string text =
-                fmt::format("{}: needs {} s on this network, the deadline is {} s{}", name_of(c.kind),
-                            seconds(end - start), seconds(links_->timeout), where(context));
+                formatted("{}: needs {} s on this network, the deadline is {} s{}", name_of(c.kind),
+                          seconds(end - start), seconds(links_->timeout), where(context));
             this->abort(text);
             throw timeout_error(text, {}, context);
         }

@@ -28,6 +28,7 @@
 #include <tutti/core/deadline.hpp>           // deadline
 #include <tutti/core/error.hpp>              // errors
 #include <tutti/core/state.hpp>              // hash_bytes
+#include <tutti/core/text.hpp>               // formatted
 #include <tutti/core/view.hpp>               // bytes of a name
 
 namespace tutti::comm {
@@ -62,7 +63,7 @@ public:
     [[nodiscard]] std::vector<std::byte> get(std::string_view key, deadline limit) {
         std::optional<std::vector<std::byte>> value;
         const bool found = wait(key, limit, [&] { return (value = self().find(key)).has_value(); });
-        if (!found) { throw timeout_error(fmt::format("store: '{}' was not set before the deadline", key), {}); }
+        if (!found) { throw timeout_error(formatted("store: '{}' was not set before the deadline", key), {}); }
         return *std::move(value);
     }
     [[nodiscard]] std::vector<int> missing(std::string_view key, int ranks) {
@@ -76,7 +77,7 @@ public:
         std::vector<int> absent;
         if (!wait(key, limit, [&] { return (absent = missing(key, ranks)).empty(); })) {
             throw timeout_error(
-                fmt::format("store: rank {} did not arrive at '{}' before the deadline", list_of(absent), key), absent);
+                formatted("store: rank {} did not arrive at '{}' before the deadline", list_of(absent), key), absent);
         }
     }
 
@@ -85,10 +86,10 @@ protected:
         if (key.empty()) { throw usage_error("store: the key is empty"); }
     }
     [[noreturn]] static void refuse_second_set(std::string_view key) {
-        throw usage_error(fmt::format("store: '{}' has been set before; a key is used once", key));
+        throw usage_error(formatted("store: '{}' has been set before; a key is used once", key));
     }
     [[noreturn]] static void refuse_second_arrival(std::string_view key, int rank) {
-        throw usage_error(fmt::format("store: rank {} has arrived at '{}' before; a key is used once", rank, key));
+        throw usage_error(formatted("store: rank {} has arrived at '{}' before; a key is used once", rank, key));
     }
 
 private:
@@ -98,7 +99,7 @@ private:
         for (int round = 0;; ++round) {
             const std::uint64_t version = self().version();
             if (const auto cause = self().failure(key)) {
-                throw aborted_error(fmt::format("store: '{}' failed: {}", key, *cause));
+                throw aborted_error(formatted("store: '{}' failed: {}", key, *cause));
             }
             if (ready()) { return true; }
             if (clock_type::now() >= limit) { return false; }
@@ -152,7 +153,7 @@ public:
     }
     void fail(std::string_view key, int rank, std::string_view why) {
         change(key, [&](entry& e) {
-            if (!e.cause) { e.cause = fmt::format("rank {}: {}", rank, why); }
+            if (!e.cause) { e.cause = formatted("rank {}: {}", rank, why); }
         });
     }
     [[nodiscard]] std::optional<std::vector<std::byte>> find(std::string_view key) {
@@ -202,7 +203,7 @@ public:
         struct stat found {};
         if (::lstat(run_.c_str(), &found) != 0) { detail::refuse_file("look at", run_, errno); }
         if (!S_ISDIR(found.st_mode) || found.st_uid != ::geteuid() || (found.st_mode & 077u) != 0) {
-            throw usage_error(fmt::format("file_store: '{}' is not a directory of this user alone", run_));
+            throw usage_error(formatted("file_store: '{}' is not a directory of this user alone", run_));
         }
     }
 
@@ -221,7 +222,7 @@ public:
     }
     void fail(std::string_view key, int rank, std::string_view why) {
         if (!create(key, "failed")) { return; }
-        const std::string text = fmt::format("rank {}: {}", rank, why);
+        const std::string text = formatted("rank {}: {}", rank, why);
         detail::publish_file(path(key, "cause"), std::as_bytes(std::span(text)));
     }
     [[nodiscard]] std::optional<std::vector<std::byte>> find(std::string_view key) {
@@ -251,17 +252,17 @@ private:
             if (plain) {
                 name += c;
             } else {
-                name += fmt::format("%{:02x}", static_cast<unsigned char>(c));
+                name += formatted("%{:02x}", static_cast<unsigned char>(c));
             }
         }
         constexpr std::size_t most = 200;  // file systems end at 255
         if (name.size() > most) {
             name.resize(most);
-            name += fmt::format("~{:016x}", hash_bytes(as_bytes(view(text.data(), text.size()))));
+            name += formatted("~{:016x}", hash_bytes(as_bytes(view(text.data(), text.size()))));
         }
         return name;
     }
-    [[nodiscard]] static std::string arrival(int rank) { return fmt::format("rank-{}", rank); }
+    [[nodiscard]] static std::string arrival(int rank) { return formatted("rank-{}", rank); }
     [[nodiscard]] std::string path(std::string_view key, std::string_view file) const {
         expect_key(key);
         return run_ + "/" + file_name(key) + "/" + std::string(file);

@@ -1,6 +1,6 @@
 // threads: ranks are threads of one process. Direct two-shot reductions, sums in rank order, abort without a crash.
-// Needs comm/front and comm/detail/{channel,direct,mail}. `threads::launch(n, f)` starts ranks; `threads::create(n)` makes
-// endpoints for threads that exist already.
+// Needs comm/front and comm/detail/{channel,direct,mail}.
+// `threads::launch(n, f)` starts ranks; `threads::create(n)` makes endpoints for threads that exist already.
 #pragma once
 
 #include <algorithm>    // min
@@ -22,24 +22,25 @@
 #include <tutti/comm/detail/mail.hpp>     // exchange
 #include <tutti/comm/front.hpp>           // typed collectives
 #include <tutti/core/state.hpp>           // hash_bytes
+#include <tutti/core/text.hpp>            // formatted
 
 namespace tutti::comm {
 
 /// A rank that is a thread.
 ///
-/// Semantics    collectives are complete on return. Ranks that disagree (kind, type, count, operator, root, counts table)
-///              all get a mismatch_error before any data moved.
-/// Determinism  every element is reduced by one rank in ascending rank order, 16-bit floats in float: the bits depend on
-///              the inputs alone, not on size, slicing, bucketing or timing. All ranks get the same bits.
+/// Semantics    collectives are complete on return. Ranks that disagree (kind, type, count, operator, root, counts
+///              table) all get a mismatch_error before any data moved.
+/// Determinism  every element is reduced by one rank in ascending rank order, 16-bit floats in float: the bits depend
+///              on the inputs alone, not on size, slicing, bucketing or timing. All ranks get the same bits.
 /// Threads      as the concept says; a lane's worker uses a duplicate.
 /// Cost         n ranks, S bytes each. all_reduce up to 512 bytes (8 KiB where ranks share processors): one
 ///              synchronization, every rank sums everything. Above: rank r sums slice r of all inputs and writes it to
 ///              all outputs, two synchronizations and 2nS bytes of memory traffic, the least possible when every rank
 ///              wants its own copy. The other collectives pull what they need straight from the peers' inputs. A
 ///              synchronization polls n flags.
-/// Errors       mismatch_error also when a peer's endpoint is gone ("has left"); timeout_error names who did not arrive;
-///              aborted_error once any rank of the family has failed. Memory that a peer may still touch is not released
-///              before the peer has stopped: a leaving rank waits for data phases to end.
+/// Errors       mismatch_error also when a peer's endpoint is gone ("has left"); timeout_error names who did not
+///              arrive; aborted_error once any rank of the family has failed. Memory that a peer may still touch is not
+///              released before the peer has stopped: a leaving rank waits for data phases to end.
 /// Source       per-rank epoch flags as in NCCL's LSA barrier; direct two-shot with rank order.
 class threads : public front<threads, host_queue> {
     std::shared_ptr<detail::channel> channel_;
@@ -74,7 +75,7 @@ public:
     /// Endpoints of a new root communicator, one a rank; each has a memory account of its own.
     /// Errors  usage_error when n < 1.
     [[nodiscard]] static std::vector<threads> create(int n, const options& o = {}) {
-        if (n < 1) { throw usage_error(fmt::format("threads: {} is not a number of ranks", n)); }
+        if (n < 1) { throw usage_error(formatted("threads: {} is not a number of ranks", n)); }
         const auto shared = std::make_shared<detail::channel>(n, std::make_shared<detail::family>(o.timeout));
         std::vector<threads> endpoints;
         endpoints.reserve(static_cast<std::size_t>(n));
@@ -98,11 +99,13 @@ public:
     }
     [[nodiscard]] std::optional<threads> split(std::span<const int> colors, std::string_view name) {
         if (colors.size() != ranks()) {
-            throw usage_error(fmt::format("split: {} colors for {} ranks, on '{}'", colors.size(), ranks(), name_));
+            throw usage_error(formatted("split: {} colors for {} ranks, on '{}'", colors.size(), ranks(), name_));
         }
         return child(colors, name, "split");
     }
-    void synchronize() { channel_->relatives->raise_if_poisoned({"synchronize", name_, rank_, 0, 0, dtype::byte, 0, {}}); }
+    void synchronize() {
+        channel_->relatives->raise_if_poisoned({"synchronize", name_, rank_, 0, 0, dtype::byte, 0, {}});
+    }
     void abort(std::string_view why) noexcept { channel_->relatives->poison(why); }
 
     /// The byte-level core; called by the typed front.
@@ -166,19 +169,19 @@ private:
         const auto owner = channel_->per_rank[absent].owner.load(std::memory_order_acquire);
         channel_->relatives->raise_if_poisoned(context);
         if (owner == detail::presence::left) {
-            throw mismatch_error(fmt::format("{}: rank {} has left{}", name_of(c.kind), absent, where(context)),
+            throw mismatch_error(formatted("{}: rank {} has left{}", name_of(c.kind), absent, where(context)),
                                  {static_cast<int>(absent)}, context);
         }
         if (owner == detail::presence::thrown) {
-            channel_->relatives->poison(fmt::format("rank {} was left by an exception", absent));
+            channel_->relatives->poison(formatted("rank {} was left by an exception", absent));
             channel_->relatives->raise(context);
         }
         std::vector<int> missing;
         for (std::size_t p = 0; p < ranks(); ++p) {
             if (!channel_->arrivals.has_arrived(p, epoch_)) { missing.push_back(static_cast<int>(p)); }
         }
-        throw timeout_error(fmt::format("{}: rank {} did not arrive within {} s{}", name_of(c.kind), list_of(missing),
-                                        seconds(channel_->relatives->timeout), where(context)),
+        throw timeout_error(formatted("{}: rank {} did not arrive within {} s{}", name_of(c.kind), list_of(missing),
+                                      seconds(channel_->relatives->timeout), where(context)),
                             missing, context);
     }
 
@@ -235,7 +238,7 @@ private:
                                                std::string_view operation) {
         const std::uint64_t text = hash_bytes(as_bytes(view(name.data(), name.size())));
         agree(hash_bytes(as_bytes(view(colors.data(), colors.size())), text),
-              fmt::format("{}: name or table of '{}'", operation, name));
+              formatted("{}: name or table of '{}'", operation, name));
         const int color = colors[me()];
         std::size_t leader = 0;
         int group = 0;
@@ -282,10 +285,10 @@ template <class F> void threads::launch(int n, F f, const options& o) {
             const std::lock_guard lock(mutex);
             if (aborted == nullptr) { aborted = std::current_exception(); }
         } catch (...) {
-            std::string why = fmt::format("rank {} failed", r);
+            std::string why = formatted("rank {} failed", r);
             try {
                 throw;
-            } catch (const std::exception& e) { why = fmt::format("rank {}: {}", r, e.what()); } catch (...) {
+            } catch (const std::exception& e) { why = formatted("rank {}: {}", r, e.what()); } catch (...) {
             }
             relatives->poison(why);
             const std::lock_guard lock(mutex);

@@ -15,11 +15,10 @@
 
 #include <unistd.h>  // gethostname
 
-#include <fmt/format.h>  // messages
-
 #include <tutti/comm/communicator.hpp>  // can_gather_control
 #include <tutti/core/error.hpp>         // usage_error
 #include <tutti/core/state.hpp>         // hash_bytes
+#include <tutti/core/text.hpp>          // formatted
 
 namespace tutti::comm {
 
@@ -41,8 +40,8 @@ struct link {
 
 /// Ranks on nodes.
 ///
-/// Semantics  an immutable value. Nodes are numbered 0, 1, ... and so are the NICs of each node; every node has the same
-///            number of NICs. A node's ranks are in ascending order and its leader is the lowest.
+/// Semantics  an immutable value. Nodes are numbered 0, 1, ... and so are the NICs of each node; every node has the
+///            same number of NICs. A node's ranks are in ascending order and its leader is the lowest.
 /// Units      seconds, bytes per second.
 /// Cost       queries are table look-ups; construction is linear in ranks + nodes * NICs.
 /// Errors     usage_error when a table or a link makes no sense, or a rank or node does not exist.
@@ -60,9 +59,9 @@ public:
     explicit topology(layout l) : layout_(std::move(l)) {
         const std::size_t n = layout_.node.size();
         expect(n > 0, [] { return std::string("a topology has at least one rank"); });
-        expect(layout_.nics_per_node > 0, [&] { return fmt::format("{} NICs per node", layout_.nics_per_node); });
+        expect(layout_.nics_per_node > 0, [&] { return formatted("{} NICs per node", layout_.nics_per_node); });
         expect(layout_.nic.empty() || layout_.nic.size() == n,
-               [&] { return fmt::format("NICs of {} ranks are given for {} ranks", layout_.nic.size(), n); });
+               [&] { return formatted("NICs of {} ranks are given for {} ranks", layout_.nic.size(), n); });
         expect_link(layout_.inside, "inside a node");
         expect_link(layout_.between, "between nodes");
         group_by_node();
@@ -75,7 +74,7 @@ public:
     [[nodiscard]] static topology uniform(int nodes, int ranks_per_node, comm::link inside = {},
                                           comm::link between = {}, int nics_per_node = 1) {
         expect(nodes > 0 && ranks_per_node > 0,
-               [&] { return fmt::format("{} nodes of {} ranks; both must be positive", nodes, ranks_per_node); });
+               [&] { return formatted("{} nodes of {} ranks; both must be positive", nodes, ranks_per_node); });
         layout l{{}, {}, nics_per_node, inside, between};
         l.node.reserve(static_cast<std::size_t>(nodes) * static_cast<std::size_t>(ranks_per_node));
         for (int node = 0; node < nodes; ++node) {
@@ -85,8 +84,8 @@ public:
     }
     /// Ranks that report the same host share a node; nodes are numbered by their lowest rank.
     ///
-    /// Semantics  collective; all ranks get the same topology, given the same links. Containers usually have host names of
-    ///            their own: pass a `host` that the containers of one machine share.
+    /// Semantics  collective; all ranks get the same topology, given the same links. Containers usually have host names
+    ///            of their own: pass a `host` that the containers of one machine share.
     /// Cost       one control gather.
     template <can_gather_control C>
     [[nodiscard]] static topology discover(C& c, comm::link inside = {}, comm::link between = {}, int nics_per_node = 1,
@@ -114,8 +113,7 @@ public:
     [[nodiscard]] int nic_of(int rank) const { return layout_.nic[at_rank(rank)]; }
     [[nodiscard]] bool same_node(int a, int b) const { return node_of(a) == node_of(b); }
     [[nodiscard]] std::span<const int> ranks_on(int node) const {
-        expect(node >= 0 && node < nodes(),
-               [&] { return fmt::format("node {} is not one of {} nodes", node, nodes()); });
+        expect(node >= 0 && node < nodes(), [&] { return formatted("node {} is not one of {} nodes", node, nodes()); });
         const auto n = static_cast<std::size_t>(node);
         return std::span(by_node_).subspan(first_[n], first_[n + 1] - first_[n]);
     }
@@ -168,13 +166,12 @@ private:
     }
     static void expect_link(const comm::link& l, std::string_view which) {
         expect(std::isfinite(l.latency_seconds) && l.latency_seconds >= 0,
-               [&] { return fmt::format("latency {} s {} is not a finite number >= 0", l.latency_seconds, which); });
+               [&] { return formatted("latency {} s {} is not a finite number >= 0", l.latency_seconds, which); });
         expect(l.bytes_per_second > 0,
-               [&] { return fmt::format("bandwidth {} B/s {} is not positive", l.bytes_per_second, which); });
+               [&] { return formatted("bandwidth {} B/s {} is not positive", l.bytes_per_second, which); });
     }
     [[nodiscard]] std::size_t at_rank(int rank) const {
-        expect(rank >= 0 && rank < ranks(),
-               [&] { return fmt::format("rank {} is not one of {} ranks", rank, ranks()); });
+        expect(rank >= 0 && rank < ranks(), [&] { return formatted("rank {} is not one of {} ranks", rank, ranks()); });
         return static_cast<std::size_t>(rank);
     }
     void group_by_node() {
@@ -182,7 +179,7 @@ private:
         for (std::size_t r = 0; r < layout_.node.size(); ++r) {
             const int node = layout_.node[r];
             expect(node >= 0 && node < ranks(), [&] {
-                return fmt::format("rank {} is on node {}; {} ranks have at most as many nodes", r, node, ranks());
+                return formatted("rank {} is on node {}; {} ranks have at most as many nodes", r, node, ranks());
             });
             const auto index = static_cast<std::size_t>(node);
             if (size.size() <= index) { size.resize(index + 1, 0); }
@@ -190,7 +187,7 @@ private:
         }
         first_.push_back(0);
         for (std::size_t node = 0; node < size.size(); ++node) {
-            expect(size[node] > 0, [&] { return fmt::format("node {} of {} has no rank", node, size.size()); });
+            expect(size[node] > 0, [&] { return formatted("node {} of {} has no rank", node, size.size()); });
             first_.push_back(first_.back() + size[node]);
         }
         by_node_.resize(layout_.node.size());
@@ -213,7 +210,7 @@ private:
         for (int r = 0; r < ranks(); ++r) {
             const int nic = nic_of(r);
             expect(nic >= 0 && nic < layout_.nics_per_node,
-                   [&] { return fmt::format("rank {} uses NIC {} of {}", r, nic, layout_.nics_per_node); });
+                   [&] { return formatted("rank {} uses NIC {} of {}", r, nic, layout_.nics_per_node); });
             int& sharing = users[static_cast<std::size_t>(node_of(r)) * nics + static_cast<std::size_t>(nic)];
             ranks_per_nic_ = std::max(ranks_per_nic_, ++sharing);
         }

@@ -8,6 +8,7 @@
 
 #include <tutti/core/element.hpp>  // transportable
 #include <tutti/core/queue.hpp>    // queue
+#include <tutti/core/text.hpp>     // formatted
 #include <tutti/core/view.hpp>     // view
 
 namespace tutti {
@@ -32,8 +33,7 @@ public:
     = default;
     buffer(Q q, std::size_t size) : queue_(std::move(q)), size_(size) {
         if (size > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
-            throw usage_error(
-                fmt::format("buffer: {} elements of {} bytes overflow the address space", size, sizeof(T)));
+            throw usage_error(formatted("buffer: {} elements of {} bytes overflow the address space", size, sizeof(T)));
         }
         data_ = static_cast<T*>(queue_.allocate(size * sizeof(T)));
     }

@@ -9,8 +9,8 @@
 #define TUTTI_HOST_DEVICE
 #endif
 
-// Loops whose bits are promised must not fuse a*b+c on their own. GCC wants an attribute on the function, clang a pragma
-// in its body, so such a function is written  TUTTI_EXACT void f() { TUTTI_EXACT_BODY ... }.
+// Loops whose bits are promised must not fuse a*b+c on their own. GCC wants an attribute on the function, clang a
+// pragma in its body, so such a function is written  TUTTI_EXACT void f() { TUTTI_EXACT_BODY ... }.
 #if defined(__clang__)
 #define TUTTI_EXACT
 #define TUTTI_EXACT_BODY _Pragma("clang fp contract(off)")
@@ -22,7 +22,8 @@
 #define TUTTI_EXACT_BODY
 #endif
 
-// Elements of the loop that follows do not depend on each other, although inputs may be the very same array as the output.
+// Elements of the loop that follows do not depend on each other, although inputs may be the very same array as the
+// output.
 #if defined(__clang__)
 #define TUTTI_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #elif defined(__GNUC__) && !defined(__CUDACC__)

@@ -7,6 +7,7 @@
 #include <string>   // text of the variable
 
 #include <tutti/core/error.hpp>  // usage_error
+#include <tutti/core/text.hpp>   // formatted
 
 namespace tutti {
 
@@ -29,7 +30,7 @@ using duration = clock_type::duration;
     const double seconds = std::strtod(text, &end);
     constexpr double most = 1e9;  // thirty years; larger values would overflow the clock
     if (end == text || *end != '\0' || !(seconds > 0) || seconds > most) {
-        throw usage_error(fmt::format("TUTTI_TIMEOUT: '{}' is not a positive number of seconds", text));
+        throw usage_error(formatted("TUTTI_TIMEOUT: '{}' is not a positive number of seconds", text));
     }
     return std::chrono::duration_cast<duration>(std::chrono::duration<double>(seconds));
 }

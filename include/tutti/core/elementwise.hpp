@@ -8,6 +8,7 @@
 #include <tutti/core/config.hpp>   // TUTTI_EXACT
 #include <tutti/core/element.hpp>  // accumulator_t
 #include <tutti/core/run.hpp>      // run, cost
+#include <tutti/core/text.hpp>     // formatted
 
 namespace tutti {
 
@@ -16,11 +17,11 @@ namespace detail {
 template <class From, class To, memory M>
 void expect_pairs(std::string_view operation, view<From, M> in, view<To, M> out) {
     if (in.size() != out.size()) {
-        throw usage_error(fmt::format("{}: sizes differ (in {}, out {})", operation, in.size(), out.size()));
+        throw usage_error(formatted("{}: sizes differ (in {}, out {})", operation, in.size(), out.size()));
     }
     const bool same = std::same_as<std::remove_const_t<From>, To> && static_cast<const void*>(in.data()) == out.data();
     if (!same && overlaps(in.data(), in.size_bytes(), out.data(), out.size_bytes())) {
-        throw usage_error(fmt::format("{}: in and out overlap without being the same elements", operation));
+        throw usage_error(formatted("{}: in and out overlap without being the same elements", operation));
     }
 }
 

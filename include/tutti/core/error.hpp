@@ -10,9 +10,8 @@
 #include <utility>      // move
 #include <vector>       // ranks an error names
 
-#include <fmt/format.h>  // messages
-
 #include <tutti/core/element.hpp>  // dtype
+#include <tutti/core/text.hpp>     // formatted
 
 namespace tutti {
 
@@ -80,16 +79,16 @@ public:
 /// ", call 17 on 'dp', rank 2": the tail of every message about a collective.
 [[nodiscard]] inline std::string where(const error_context& c) {
     std::string text;
-    if (c.sequence != 0) { text += fmt::format(", call {}", c.sequence); }
-    if (!c.communicator.empty()) { text += fmt::format(" on '{}'", c.communicator); }
-    if (c.rank >= 0) { text += fmt::format(", rank {}", c.rank); }
+    if (c.sequence != 0) { text += formatted(", call {}", c.sequence); }
+    if (!c.communicator.empty()) { text += formatted(" on '{}'", c.communicator); }
+    if (c.rank >= 0) { text += formatted(", rank {}", c.rank); }
     return text;
 }
 
 /// "0, 3, 7"
 [[nodiscard]] inline std::string list_of(const std::vector<int>& ranks) {
     std::string text;
-    for (const int r : ranks) { text += fmt::format("{}{}", text.empty() ? "" : ", ", r); }
+    for (const int r : ranks) { text += formatted("{}{}", text.empty() ? "" : ", ", r); }
     return text;
 }
 
@@ -97,7 +96,7 @@ public:
 template <class To, class From> [[nodiscard]] constexpr To narrow(From value, std::string_view what) {
     const To narrowed = static_cast<To>(value);
     if (static_cast<From>(narrowed) != value || ((narrowed < To{}) != (value < From{}))) {
-        throw usage_error(fmt::format("{}: {} does not fit into {} bytes", what, value, sizeof(To)));
+        throw usage_error(formatted("{}: {} does not fit into {} bytes", what, value, sizeof(To)));
     }
     return narrowed;
 }

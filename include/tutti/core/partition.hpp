@@ -21,7 +21,8 @@ struct part {
     return {index * base + std::min(index, extra), base + (index < extra ? 1u : 0u)};
 }
 
-/// The same in units of `grain` elements, so that no two parts share a cache line; the last parts may be short or empty.
+/// The same in units of `grain` elements, so that no two parts share a cache line; the last parts may be short or
+/// empty.
 [[nodiscard]] constexpr part partition(std::size_t total, std::size_t parts, std::size_t index,
                                        std::size_t grain) noexcept {
     const std::size_t grains = total / grain + (total % grain != 0 ? 1 : 0);

@@ -33,8 +33,8 @@ namespace tutti {
 
 namespace detail {
 
-// Natural logarithm of u in (0, 1): exponent split, then the degree-8 polynomial of Cephes' logf. Only fma, multiply and
-// add in a fixed order: no product feeds a plain addition, so nothing is left for a compiler to contract.
+// Natural logarithm of u in (0, 1): exponent split, then the degree-8 polynomial of Cephes' logf. Only fma, multiply
+// and add in a fixed order: no product feeds a plain addition, so nothing is left for a compiler to contract.
 TUTTI_HOST_DEVICE inline float exact_log(float u) noexcept {
     auto bits = __builtin_bit_cast(std::uint32_t, u);
     int exponent = static_cast<int>(bits >> 23) - 126;

@@ -71,7 +71,8 @@ concept reduction = requires {
     { Op::kind } -> std::convertible_to<op_kind>;
 };
 
-/// T can be reduced with Op: any element type with any operator, except the mean of integers, which has no one rounding.
+/// T can be reduced with Op: any element type with any operator, except the mean of integers, which has no one
+/// rounding.
 template <class T, class Op>
 concept reducible = reduction<Op> && element<T> &&(Op::kind != op_kind::mean || floating_element<T>);
 

@@ -9,6 +9,7 @@
 
 #include <tutti/core/error.hpp>   // usage_error from sub()
 #include <tutti/core/memory.hpp>  // host_memory
+#include <tutti/core/text.hpp>    // formatted
 
 namespace tutti {
 
@@ -59,7 +60,7 @@ public:
     /// Elements [first, first + count).
     [[nodiscard]] constexpr view sub(std::size_t first, std::size_t count) const {
         if (first > size_ || count > size_ - first) {
-            throw usage_error(fmt::format("view: sub({}, {}) leaves a view of {} elements", first, count, size_));
+            throw usage_error(formatted("view: sub({}, {}) leaves a view of {} elements", first, count, size_));
         }
         // A phantom view has no address to move.
         return {data_ == nullptr ? nullptr : data_ + first, count};

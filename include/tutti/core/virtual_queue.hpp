@@ -8,7 +8,8 @@
 #include <string_view>  // operation names
 #include <vector>       // streams of steps
 
-#include <tutti/core/run.hpp>  // cost, charging_queue
+#include <tutti/core/run.hpp>   // cost, charging_queue
+#include <tutti/core/text.hpp>  // formatted
 
 namespace tutti {
 
@@ -59,8 +60,8 @@ public:
     virtual_queue() : virtual_queue(virtual_rates{}) {}
     explicit virtual_queue(virtual_rates rates) : recording_(std::make_shared<virtual_recording>()) {
         if (!(rates.bytes_per_second > 0) || !(rates.flops_per_second > 0)) {
-            throw usage_error(fmt::format("virtual_queue: rates must be positive (bytes/s {}, flops/s {})",
-                                          rates.bytes_per_second, rates.flops_per_second));
+            throw usage_error(formatted("virtual_queue: rates must be positive (bytes/s {}, flops/s {})",
+                                        rates.bytes_per_second, rates.flops_per_second));
         }
         recording_->rates = rates;
         recording_->streams.emplace_back();
@@ -133,8 +134,8 @@ static_assert(queue<virtual_queue> && charging_queue<virtual_queue>);
     }
     for (std::size_t s = 0; s < streams; ++s) {
         if (next[s] != recording.streams[s].size()) {
-            throw usage_error(fmt::format("virtual_queue: stream {} waits for event {}, which is never reached", s,
-                                          recording.streams[s][next[s]].id));
+            throw usage_error(formatted("virtual_queue: stream {} waits for event {}, which is never reached", s,
+                                        recording.streams[s][next[s]].id));
         }
     }
     return time;

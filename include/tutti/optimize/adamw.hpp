@@ -1,6 +1,6 @@
 // adamw: Adam with decoupled weight decay, moments in master precision.
 // Needs optimize/optimizer.
-// Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2; operation order of PyTorch.
+// Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, ICLR 2019, algorithm 2; order as in PyTorch.
 #pragma once
 
 #include <cmath>   // sqrt, pow
@@ -8,6 +8,7 @@
 #include <string>  // description
 
 #include <tutti/core/config.hpp>                  // TUTTI_EXACT
+#include <tutti/core/text.hpp>                    // formatted
 #include <tutti/optimize/detail/square_root.hpp>  // square_roots
 #include <tutti/optimize/optimizer.hpp>           // optimizer_state
 
@@ -61,13 +62,15 @@ template <floating_element T, memory M> struct adamw_operation {
     }
 };
 
-/// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  x = (1 - lr wd) x - lr m' / (sqrt(v') + eps), m' and v' bias-corrected.
+/// m = b1 m + (1 - b1) g;  v = b2 v + (1 - b2) g^2;  x = (1 - lr wd) x - lr m' / (sqrt(v') + eps), m' and v'
+/// bias-corrected.
 ///
-/// Semantics    decay is decoupled (not part of the gradient) and skips segments with decay off. Powers and corrections are
-///              computed in double, the elementwise part in master_t<T>; epsilon stands outside the root.
+/// Semantics    decay is decoupled (not part of the gradient) and skips segments with decay off. Powers and corrections
+///              are computed in double, the elementwise part in master_t<T>; epsilon stands outside the root.
 /// Determinism  elementwise: no result depends on how elements are segmented.
 /// Cost         one pass; sizeof(T) + 6 sizeof(master) bytes and 15 flops an element.
-/// Errors       usage_error for betas outside [0, 1), negative or non-finite epsilon, decay or learning rate, sizes that differ.
+/// Errors       usage_error for betas outside [0, 1), negative or non-finite epsilon, decay or learning rate, sizes
+///              that differ.
 struct adamw {
     static constexpr std::string_view name = "adamw";
     double beta1 = 0.9;
@@ -83,8 +86,7 @@ struct adamw {
         detail::expect_between(name, "weight_decay", weight_decay, 0, infinity);
     }
     [[nodiscard]] std::string describe() const {
-        return fmt::format("adamw(beta1 {}, beta2 {}, epsilon {}, weight_decay {})", beta1, beta2, epsilon,
-                           weight_decay);
+        return formatted("adamw(beta1 {}, beta2 {}, epsilon {}, weight_decay {})", beta1, beta2, epsilon, weight_decay);
     }
 
     template <floating_element T, queue Q>

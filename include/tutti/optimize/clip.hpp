@@ -10,6 +10,7 @@
 #include <tutti/core/config.hpp>       // TUTTI_EXACT
 #include <tutti/core/elementwise.hpp>  // fill
 #include <tutti/core/run.hpp>          // operations
+#include <tutti/core/text.hpp>         // formatted
 
 namespace tutti::optimize {
 
@@ -20,8 +21,8 @@ inline constexpr std::size_t norm_block = 4096;
     return elements / norm_block + (elements % norm_block != 0 ? 1 : 0);
 }
 
-/// out[b] = sum of squares of block b of `in`. Determinism: element j of a block goes to partial sum j mod 8, the eight are
-/// added in order: vectorized or not, the same bits. Cost: reads the input once.
+/// out[b] = sum of squares of block b of `in`. Determinism: element j of a block goes to partial sum j mod 8, the eight
+/// are added in order: vectorized or not, the same bits. Cost: reads the input once.
 template <floating_element T, memory M> struct square_sums_operation {
     static constexpr std::string_view name = "square_sums";
     view<const T, M> in;
@@ -72,9 +73,10 @@ template <memory M> struct ordered_sum_operation {
 
 /// The 2-norm of all gradients of the model.
 ///
-/// Semantics    `gradient` is this rank's range [first, first + size) of the model's flat gradient of `elements` elements;
-///              first is a multiple of norm_block. `scratch` holds norm_blocks(elements) + 1 doubles. `sum_over_shards`
-///              adds a view of doubles over the ranks that hold the other ranges; with one range it does nothing.
+/// Semantics    `gradient` is this rank's range [first, first + size) of the model's flat gradient of `elements`
+///              elements; first is a multiple of norm_block. `scratch` holds norm_blocks(elements) + 1 doubles.
+///              `sum_over_shards` adds a view of doubles over the ranks that hold the other ranges; with one range it
+///              does nothing.
 /// Determinism  depends on the elements alone: neither on sharding, bucketing nor timing (x + 0 is exact).
 /// Cost         one read of the gradients, a sum of 8 bytes a block, one fetch.
 /// Errors       usage_error when sizes do not fit.
@@ -86,12 +88,11 @@ template <queue Q, floating_element T, std::invocable<view<double, typename Q::m
     const std::size_t blocks = norm_blocks(elements);
     if (first % norm_block != 0 || first > elements || gradient.size() > elements - first) {
         throw usage_error(
-            fmt::format("global_norm: range ({}, {}) of {} elements does not begin at a block or leaves them", first,
-                        gradient.size(), elements));
+            formatted("global_norm: range ({}, {}) of {} elements does not begin at a block or leaves them", first,
+                      gradient.size(), elements));
     }
     if (scratch.size() != blocks + 1) {
-        throw usage_error(
-            fmt::format("global_norm: scratch holds {} doubles, expected {}", scratch.size(), blocks + 1));
+        throw usage_error(formatted("global_norm: scratch holds {} doubles, expected {}", scratch.size(), blocks + 1));
     }
     const view<double, M> sums = scratch.sub(0, blocks);
     if (gradient.size() != elements) { fill(q, sums, 0.0); }
@@ -102,8 +103,8 @@ template <queue Q, floating_element T, std::invocable<view<double, typename Q::m
     return std::sqrt(fetch(q, total, 0.0));
 }
 
-/// What multiplies gradients of that norm so that it becomes at most `limit`; 1 when limit is 0 (no clipping) or not reached.
-/// PyTorch's rule, limit / (norm + 1e-6).
+/// What multiplies gradients of that norm so that it becomes at most `limit`; 1 when limit is 0 (no clipping) or not
+/// reached. PyTorch's rule, limit / (norm + 1e-6).
 [[nodiscard]] inline double clip_factor(double norm, double limit) noexcept {
     if (limit == 0) { return 1; }
     const double factor = limit / (norm + 1e-6);

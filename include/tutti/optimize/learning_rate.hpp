@@ -8,13 +8,14 @@
 #include <numbers>  // pi
 
 #include <tutti/core/error.hpp>  // usage_error
+#include <tutti/core/text.hpp>   // formatted
 
 namespace tutti::optimize {
 
 /// A learning rate by step, counted from 0.
 ///
-/// Semantics    steps below `warmup` rise linearly: peak * (step + 1) / (warmup + 1). From there to `end` the rate falls
-///              from peak to minimum along a line or half a cosine; after `end` it stays at minimum.
+/// Semantics    steps below `warmup` rise linearly: peak * (step + 1) / (warmup + 1). From there to `end` the rate
+///              falls from peak to minimum along a line or half a cosine; after `end` it stays at minimum.
 /// Determinism  of the arguments alone, computed in double.
 /// Errors       usage_error when a rate is negative or not finite, minimum > peak, or warmup > end.
 class learning_rate {
@@ -46,15 +47,15 @@ public:
 private:
     learning_rate(shape s, const decay& d) : shape_(s), decay_(d) {
         if (!std::isfinite(d.peak) || d.peak < 0) {
-            throw usage_error(fmt::format("learning_rate: {} is not a rate", d.peak));
+            throw usage_error(formatted("learning_rate: {} is not a rate", d.peak));
         }
         if (!std::isfinite(d.minimum) || d.minimum < 0 || d.minimum > d.peak) {
             throw usage_error(
-                fmt::format("learning_rate: minimum {} is not between 0 and the peak {}", d.minimum, d.peak));
+                formatted("learning_rate: minimum {} is not between 0 and the peak {}", d.minimum, d.peak));
         }
         if (d.warmup > d.end) {
-            throw usage_error(fmt::format(
-                "learning_rate: warm-up of {} steps ends behind step {}, the end of the decay", d.warmup, d.end));
+            throw usage_error(formatted("learning_rate: warm-up of {} steps ends behind step {}, the end of the decay",
+                                        d.warmup, d.end));
         }
     }
 

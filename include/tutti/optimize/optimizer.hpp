@@ -1,5 +1,5 @@
 // optimizer: what strategies require of an optimizer, and optimizer_state, the moments and the step count it keeps.
-// Needs core/buffer and core/elementwise. State is master_t<T> (double for double, float otherwise) and lives in queue memory.
+// Needs core/buffer and core/elementwise. State is master_t<T> (double for double, else float), in queue memory.
 // An optimizer is a value: hyper-parameters and an update rule; all that changes is in the state, which can be saved.
 #pragma once
 
@@ -13,6 +13,7 @@
 
 #include <tutti/core/buffer.hpp>       // moments
 #include <tutti/core/elementwise.hpp>  // fill
+#include <tutti/core/text.hpp>         // formatted
 
 namespace tutti::optimize {
 
@@ -70,9 +71,9 @@ private:
 
 /// An update rule for elements of type T on queue Q.
 ///
-/// Semantics  validate() throws usage_error for values that make no sense; describe() is equal exactly when the rule is.
-///            update() is called once a step, with segments in ascending order that do not overlap; elements outside them
-///            are left alone. `value` and the state hold master_t<T>, `gradient` holds T, all of one size.
+/// Semantics  validate() throws usage_error for values that make no sense; describe() is equal exactly when the rule
+///            is. update() is called once a step, with segments in ascending order that do not overlap; elements
+///            outside them are left alone. `value` and the state hold master_t<T>, `gradient` holds T, all of one size.
 template <class O, class T, class Q>
 concept optimizer = std::copyable<O> && floating_element<T> && queue<Q> &&
     requires(const O& o, Q q, view<master_t<T>, typename Q::memory_type> value,
@@ -90,26 +91,26 @@ inline void expect_update_sizes(std::string_view name, std::size_t value, std::s
                                 std::span<const segment> segments) {
     if (value != gradient || value != moment) {
         throw usage_error(
-            fmt::format("{}: sizes differ (value {}, gradient {}, state {})", name, value, gradient, moment));
+            formatted("{}: sizes differ (value {}, gradient {}, state {})", name, value, gradient, moment));
     }
     for (const segment& s : segments) {
         if (s.first > value || s.count > value - s.first) {
-            throw usage_error(fmt::format("{}: segment ({}, {}) leaves {} elements", name, s.first, s.count, value));
+            throw usage_error(formatted("{}: segment ({}, {}) leaves {} elements", name, s.first, s.count, value));
         }
     }
 }
 inline void expect_step_values(std::string_view name, const step_values& v) {
     // Comparisons are false for nan. Infinity minus itself is nan.
     if (!(v.learning_rate >= 0) || !(v.learning_rate - v.learning_rate == 0)) {
-        throw usage_error(fmt::format("{}: learning rate {} is negative or not finite", name, v.learning_rate));
+        throw usage_error(formatted("{}: learning rate {} is negative or not finite", name, v.learning_rate));
     }
     if (!(v.gradient_factor - v.gradient_factor == 0)) {
-        throw usage_error(fmt::format("{}: gradient factor {} is not finite", name, v.gradient_factor));
+        throw usage_error(formatted("{}: gradient factor {} is not finite", name, v.gradient_factor));
     }
 }
 inline void expect_between(std::string_view name, std::string_view what, double value, double low, double below) {
     if (!(value >= low && value < below)) {
-        throw usage_error(fmt::format("{}: {} is {}, expected a value in [{}, {})", name, what, value, low, below));
+        throw usage_error(formatted("{}: {} is {}, expected a value in [{}, {})", name, what, value, low, below));
     }
 }
 }  // namespace detail

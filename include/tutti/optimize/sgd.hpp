@@ -6,6 +6,7 @@
 #include <limits>  // infinity
 #include <string>  // description
 
+#include <tutti/core/text.hpp>           // formatted
 #include <tutti/optimize/optimizer.hpp>  // optimizer_state
 
 namespace tutti::optimize {
@@ -61,12 +62,14 @@ template <floating_element T, memory M> struct sgd_operation {
 
 /// d = g + wd x;  u = momentum u + d;  x = x - lr u,  or with Nesterov  x = x - lr (d + momentum u).
 ///
-/// Semantics    as torch.optim.SGD without dampening: decay is L2, part of the gradient and so of the momentum (decoupled
-///              decay is adamw's); it skips segments with decay off. The learning rate stands outside the velocity.
+/// Semantics    as torch.optim.SGD without dampening: decay is L2, part of the gradient and so of the momentum
+///              (decoupled decay is adamw's); it skips segments with decay off. The learning rate stands outside the
+///              velocity.
 /// Determinism  elementwise: no result depends on how elements are segmented.
-/// Cost         one pass; sizeof(T) + 4 sizeof(master) bytes and 9 flops an element; without momentum no state, and 2 and 5.
-/// Errors       usage_error for momentum outside [0, 1), negative or non-finite decay or learning rate, Nesterov without
-///              momentum, sizes that differ.
+/// Cost         one pass; sizeof(T) + 4 sizeof(master) bytes and 9 flops an element; without momentum no state, and 2
+///              and 5.
+/// Errors       usage_error for momentum outside [0, 1), negative or non-finite decay or learning rate, Nesterov
+///              without momentum, sizes that differ.
 struct sgd {
     static constexpr std::string_view name = "sgd";
     double momentum = 0.9;
@@ -79,7 +82,7 @@ struct sgd {
         if (nesterov && momentum == 0) { throw usage_error("sgd: nesterov needs a momentum"); }
     }
     [[nodiscard]] std::string describe() const {
-        return fmt::format("sgd(momentum {}, weight_decay {}, nesterov {})", momentum, weight_decay, nesterov);
+        return formatted("sgd(momentum {}, weight_decay {}, nesterov {})", momentum, weight_decay, nesterov);
     }
 
     template <floating_element T, queue Q>

@@ -1,6 +1,6 @@
-// bucket_plan: how parameters are grouped into messages. A pure function of sizes, so equal on all ranks and in all runs.
-// Needs core/error. Buckets are numbered in launch order, the reverse of the parameter list: backward produces gradients
-// last to first (Li et al., PyTorch Distributed, VLDB 2020, section 3.2).
+// bucket_plan: how parameters are grouped into messages. A pure function of sizes: equal on all ranks, in all runs.
+// Needs core/error. Buckets are numbered in launch order, the reverse of the parameter list: backward produces
+// gradients last to first (Li et al., PyTorch Distributed, VLDB 2020, section 3.2).
 #pragma once
 
 #include <cstddef>  // size_t
@@ -9,6 +9,7 @@
 #include <vector>   // plan
 
 #include <tutti/core/error.hpp>  // usage_error
+#include <tutti/core/text.hpp>   // formatted
 
 namespace tutti::schedule {
 
@@ -30,13 +31,13 @@ struct bucket_plan {
     friend bool operator==(const bucket_plan&, const bucket_plan&) = default;
 };
 
-/// Groups neighboring parameters until a bucket would exceed `bucket_bytes`; a larger parameter is a bucket by itself, none
-/// is split.
+/// Groups neighboring parameters until a bucket would exceed `bucket_bytes`; a larger parameter is a bucket by itself,
+/// none is split.
 ///
-/// Semantics    the storage holds the parameters in list order without gaps, whatever the bucket size: so a bucket is one
-///              contiguous range, the whole is one view for norms and optimizers, and it lines up with weights that a
-///              trainer keeps in one allocation. Padding each parameter to a cache line would break that, and gain nothing:
-///              collectives cut ranges at cache lines themselves.
+/// Semantics    the storage holds the parameters in list order without gaps, whatever the bucket size: so a bucket is
+///              one contiguous range, the whole is one view for norms and optimizers, and it lines up with weights that
+///              a trainer keeps in one allocation. Padding each parameter to a cache line would break that, and gain
+///              nothing: collectives cut ranges at cache lines themselves.
 /// Determinism  depends on the arguments alone. The order in which gradients become ready plays no part
 ///              (pytorch/pytorch#72843, pytorch/pytorch#45933).
 /// Cost         linear in the number of parameters.
@@ -44,16 +45,16 @@ struct bucket_plan {
 [[nodiscard]] inline bucket_plan plan_buckets(std::span<const std::size_t> sizes, std::size_t element_size,
                                               std::size_t bucket_bytes) {
     if (element_size == 0 || bucket_bytes < element_size) {
-        throw usage_error(fmt::format("bucket plan: bucket of {} bytes cannot hold an element of {} bytes",
-                                      bucket_bytes, element_size));
+        throw usage_error(formatted("bucket plan: bucket of {} bytes cannot hold an element of {} bytes", bucket_bytes,
+                                    element_size));
     }
     bucket_plan plan;
     plan.offsets.reserve(sizes.size());
     for (const std::size_t size : sizes) {
         plan.offsets.push_back(plan.elements);
         if (size > std::numeric_limits<std::size_t>::max() / element_size - plan.elements) {
-            throw usage_error(fmt::format("bucket plan: parameter {} of {} elements overflows the address space",
-                                          plan.offsets.size() - 1, size));
+            throw usage_error(formatted("bucket plan: parameter {} of {} elements overflows the address space",
+                                        plan.offsets.size() - 1, size));
         }
         plan.elements += size;
     }

@@ -1,6 +1,6 @@
 // lane<Comm>: asynchrony. Owns a communicator and runs submitted work on it first-in first-out, beside its caller.
-// Needs schedule/ticket and a communicator of its own (comm.duplicate): a thread for host queues, a stream for device queues.
-// Rules: every rank submits the same collectives in the same order; the first error ends the lane and aborts the family.
+// Needs schedule/ticket and a communicator of its own (comm.duplicate). A thread for host queues, a stream for others.
+// Rules: every rank submits the same collectives in the same order; the first error ends lane and family.
 #pragma once
 
 #include <concepts>   // invocable
@@ -12,6 +12,7 @@
 #include <utility>    // exchange
 
 #include <tutti/comm/communicator.hpp>  // communicator
+#include <tutti/core/text.hpp>          // formatted
 #include <tutti/schedule/ticket.hpp>    // ticket
 
 namespace tutti::schedule {
@@ -75,7 +76,8 @@ private:
 ///   errors   an error in the work, or in a ticket it depends on, aborts the communicator's family, so that other ranks
 ///            end too. The lane has then failed: later work is not run, its tickets carry the first error.
 ///   drain    blocks until all submitted work is done; throws the lane's first error.
-/// Order      ranks must submit the same collectives in the same order; lanes and the main communicator are independent.
+/// Order      ranks must submit the same collectives in the same order; lanes and the main communicator are
+///            independent.
 /// Lifetime   destruction waits like ~ticket: for all work, aborting the family first when unwinding or overdue.
 /// Threads    one thread at a time submits and drains; tickets may be waited for anywhere.
 /// Cost       host: one allocation; submit and wait on an idle lane take about a microsecond while there are processors
@@ -161,8 +163,8 @@ public:
         if constexpr (Q::executes_inline) {
             if (!s.await_all()) {
                 throw timeout_error(
-                    fmt::format("lane: '{}' did not drain: no job finished within {:.3g} s ({} unfinished)", s.name,
-                                seconds(s.timeout), s.unfinished()),
+                    formatted("lane: '{}' did not drain: no job finished within {:.3g} s ({} unfinished)", s.name,
+                              seconds(s.timeout), s.unfinished()),
                     {});
             }
             if (const std::exception_ptr error = s.first_error()) { std::rethrow_exception(error); }
@@ -182,7 +184,7 @@ public:
 
 private:
     [[nodiscard]] state& usable(std::string_view operation) const {
-        if (state_ == nullptr) { throw usage_error(fmt::format("lane: {} on a lane that was moved from", operation)); }
+        if (state_ == nullptr) { throw usage_error(formatted("lane: {} on a lane that was moved from", operation)); }
         return *state_;
     }
 

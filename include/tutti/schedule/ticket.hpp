@@ -22,9 +22,10 @@ template <communicator C> class lane;
 ///            may be repeated. A host consumer blocks. A device consumer is ordered by an event behind device work, and
 ///            blocks the caller for host work.
 ///            Destroying or overwriting a ticket waits for the work. If that happens while an exception unwinds the
-///            ticket's scope, or the deadline passes, the communicator's family is aborted first, so that the work ends.
-///            Work that even then does not end within another deadline ends the program: it owns memory its owner frees.
-///            A device ticket that a device consumer has waited for lets go without waiting: the consumer's order holds.
+///            ticket's scope, or the deadline passes, the communicator's family is aborted first, so that the work
+///            ends. Work that even then does not end within another deadline ends the program: it owns memory its owner
+///            frees. A device ticket that a device consumer has waited for lets go without waiting: the consumer's
+///            order holds.
 /// Threads    one thread at a time uses a ticket; different tickets are independent.
 /// Deadline   the lane's timeout, counted from the last job that the lane finished.
 /// Cost       waiting for finished work: one atomic load.

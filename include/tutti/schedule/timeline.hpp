@@ -1,6 +1,6 @@
 // timeline: spans of work, waits and steps per rank and track; Chrome trace JSON for Perfetto; exposed communication.
-// Needs core/deadline. A null timeline costs one branch, so lanes and strategies carry a pointer and record when it is set.
-// Metrics: exposed time is what a consumer spent blocked in tickets (the sum of its wait spans).
+// Needs core/deadline. A null timeline costs one branch, so lanes and strategies carry a pointer and record when it is
+// set. Metrics: exposed time is what a consumer spent blocked in tickets (the sum of its wait spans).
 #pragma once
 
 #include <algorithm>    // sort
@@ -18,6 +18,7 @@
 
 #include <tutti/core/deadline.hpp>         // clock_type
 #include <tutti/core/error.hpp>            // backend_error
+#include <tutti/core/text.hpp>             // formatted
 #include <tutti/schedule/detail/json.hpp>  // append_json_string
 
 namespace tutti::schedule {
@@ -44,12 +45,13 @@ struct step_total {
 
 /// Collects spans of all ranks of a process.
 ///
-/// Semantics    a track is a row of the picture: (rank, name); rank becomes the process and name the thread of the trace.
-///              Spans are host times. The timeline must outlive the lanes and strategies that write to it.
+/// Semantics    a track is a row of the picture: (rank, name); rank becomes the process and name the thread of the
+///              trace. Spans are host times. The timeline must outlive the lanes and strategies that write to it.
 /// Threads      all members may be called from any thread.
 /// Units        seconds in summaries, microseconds since `origin` in the trace. Processes of one machine that pass the
 ///              same origin share a time axis.
-/// Cost         about 0.1 us and 32 bytes a span; out of memory drops spans (counted by `dropped`), it never fails the run.
+/// Cost         about 0.1 us and 32 bytes a span; out of memory drops spans (counted by `dropped`), it never fails the
+///              run.
 class timeline {
 public:
     using track = std::uint32_t;
@@ -139,7 +141,8 @@ public:
         return dropped_;
     }
 
-    /// The events of this process as comma-separated JSON objects, for `document`; of spans, those that end at `since` or later.
+    /// The events of this process as comma-separated JSON objects, for `document`; of spans, those that end at `since`
+    /// or later.
     [[nodiscard]] std::string events(deadline since = deadline::min()) const {
         const std::lock_guard lock(mutex_);
         std::string out;
@@ -149,11 +152,11 @@ public:
         };
         for (track t = 0; t < tracks_.size(); ++t) {
             comma();
-            out += fmt::format(R"({{"name":"process_name","ph":"M","pid":{0},"tid":{1},)"
-                               R"("args":{{"name":"rank {0}"}}}},)"
-                               "\n"
-                               R"({{"name":"thread_name","ph":"M","pid":{0},"tid":{1},"args":{{"name":)",
-                               tracks_[t].rank, t);
+            out += formatted(R"({{"name":"process_name","ph":"M","pid":{0},"tid":{1},)"
+                             R"("args":{{"name":"rank {0}"}}}},)"
+                             "\n"
+                             R"({{"name":"thread_name","ph":"M","pid":{0},"tid":{1},"args":{{"name":)",
+                             tracks_[t].rank, t);
             detail::append_json_string(out, tracks_[t].name);
             out += "}}";
         }
@@ -162,9 +165,9 @@ public:
             comma();
             out += R"({"name":)";
             detail::append_json_string(out, names_[s.name]);
-            out += fmt::format(R"(,"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{}}})", name_of(s.kind),
-                               1e6 * seconds(s.begin - origin_), 1e6 * seconds(s.end - s.begin), tracks_[s.where].rank,
-                               s.where);
+            out += formatted(R"(,"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{}}})", name_of(s.kind),
+                             1e6 * seconds(s.begin - origin_), 1e6 * seconds(s.end - s.begin), tracks_[s.where].rank,
+                             s.where);
         }
         return out;
     }
@@ -203,7 +206,7 @@ public:
             context.operation = "timeline";
             context.backend_code = code;
             context.backend_text = std::strerror(code);
-            throw backend_error(fmt::format("timeline: cannot write '{}': {}", path, context.backend_text), context);
+            throw backend_error(formatted("timeline: cannot write '{}': {}", path, context.backend_text), context);
         }
     }
 
@@ -225,7 +228,8 @@ private:
         span_kind kind;
     };
 
-    // The number of a name, made at its first use. A sorted list: names are few, and a map costs every includer compile time.
+    // The number of a name, made at its first use. A sorted list: names are few, and a map costs every includer compile
+    // time.
     [[nodiscard]] std::uint32_t number_of(std::string_view name) {
         std::size_t low = 0;
         for (std::size_t high = sorted_.size(); low < high;) {

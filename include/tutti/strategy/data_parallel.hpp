@@ -1,5 +1,5 @@
-// data_parallel<Comm, Optimizer, T>: every rank holds the whole model; gradients are averaged in buckets during backward.
-// Needs schedule/lane, schedule/bucket, optimize and a communicator. `local` is the same over a communicator of one rank.
+// data_parallel<Comm, Optimizer, T>: every rank holds the whole model; buckets of gradients are averaged in backward.
+// Needs schedule/lane, schedule/bucket, optimize and a communicator. `local` is the same over one rank.
 // Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020, section 3.
 #pragma once
 
@@ -15,6 +15,7 @@
 #include <tutti/comm/self.hpp>                         // local
 #include <tutti/core/buffer.hpp>                       // storage
 #include <tutti/core/elementwise.hpp>                  // fill, copy
+#include <tutti/core/text.hpp>                         // formatted
 #include <tutti/optimize/clip.hpp>                     // global_norm
 #include <tutti/optimize/optimizer.hpp>                // optimizer
 #include <tutti/schedule/bucket.hpp>                   // plan_buckets
@@ -36,20 +37,21 @@ struct data_parallel_options {
 
 /// Plain data parallelism.
 ///
-/// Semantics    attach broadcasts rank 0's initial values. Buckets are all-reduced (mean over ranks, in T) on a lane during
-///              the backward pass of the last micro-batch: bucket k as soon as buckets 0..k are complete, so that the order
-///              of launches is the plan's on every rank, whatever the order of gradient_ready. The gradient is clipped by
-///              its global norm inside the update. A norm that is not finite skips the step on all ranks.
-///              An error inside attach or finish ends the communicator's family, since other ranks take part.
+/// Semantics    attach broadcasts rank 0's initial values. Buckets are all-reduced (mean over ranks, in T) on a lane
+///              during the backward pass of the last micro-batch: bucket k as soon as buckets 0..k are complete, so
+///              that the order of launches is the plan's on every rank, whatever the order of gradient_ready. The
+///              gradient is clipped by its global norm inside the update. A norm that is not finite skips the step on
+///              all ranks. An error inside attach or finish ends the communicator's family, since other ranks take
+///              part.
 /// Storage      one flat gradient of T, in parameter order, unless all of the trainer's gradients lie in that order one
-///              behind the other: then that memory is used as it is. Other gradients of the trainer are packed before and
-///              unpacked (averaged) after the all_reduce, on the lane. Likewise owned() is the trainer's own memory when T
-///              is float or double and its values lie one behind the other; else a flat copy in master_t<T>, which
-///              publish() rounds into the values.
+///              behind the other: then that memory is used as it is. Other gradients of the trainer are packed before
+///              and unpacked (averaged) after the all_reduce, on the lane. Likewise owned() is the trainer's own memory
+///              when T is float or double and its values lie one behind the other; else a flat copy in master_t<T>,
+///              which publish() rounds into the values.
 /// Determinism  on deterministic backends the bits depend on data and number of ranks, not on bucket size nor timing.
 /// Cost         2(n-1)/n * sizeof(T) bytes sent per element and step; passes over memory: zero, norm, update.
-/// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish; those of
-///              the communicator from step, flush and finish.
+/// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish; those
+///              of the communicator from step, flush and finish.
 template <communicator C, class Optimizer, floating_element T = float>
 requires optimize::optimizer<Optimizer, T, queue_of<C>> && comm::can_all_reduce<C, T, mean> && comm::can_broadcast<C, T>
 class data_parallel {
@@ -85,13 +87,13 @@ public:
         try {
             detail::expect_valid(list);
             if (bucket_bytes_ < sizeof(T)) {
-                throw usage_error(fmt::format("attach: bucket_bytes is {}", bucket_bytes_));
+                throw usage_error(formatted("attach: bucket_bytes is {}", bucket_bytes_));
             }
         } catch (const usage_error& e) {
             comm_.abort(e.what());  // the other ranks are about to wait for this one
             throw;
         }
-        detail::agree_on(comm_, list, fmt::format("{}, buckets of {} bytes", optimizer_.describe(), bucket_bytes_));
+        detail::agree_on(comm_, list, formatted("{}, buckets of {} bytes", optimizer_.describe(), bucket_bytes_));
         parameters_ = list;
         std::vector<std::size_t> sizes;
         std::vector<std::string> names;
@@ -108,7 +110,7 @@ public:
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_.elements));
         list_state();
         for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
-            bucket_names_.push_back(fmt::format("all_reduce bucket {}", b));
+            bucket_names_.push_back(formatted("all_reduce bucket {}", b));
         }
         in_flight_.resize(plan_.buckets.size());
         missing_.resize(plan_.buckets.size());
@@ -153,9 +155,9 @@ public:
 
     /// Averages, clips and applies the gradients to owned(). Errors: as step.
     step_result update(hyper h) {
-        if (!(h.clip_norm >= 0)) { throw usage_error(fmt::format("step: clip_norm is {}", h.clip_norm)); }
+        if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
         if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
-            throw usage_error(fmt::format("step: learning rate is {}", h.learning_rate));
+            throw usage_error(formatted("step: learning rate is {}", h.learning_rate));
         }
         order_.step();
         for (const auto& t : in_flight_) { t.wait(queue_); }
@@ -253,7 +255,7 @@ private:
             for (std::size_t i = 0; i < parameters_.size(); ++i) {
                 const auto& p = parameters_[i];
                 auto shape = p.shape.empty() ? std::vector<std::size_t>{1} : p.shape;
-                state_.push_back(state_of(fmt::format("{}/{}", p.name, what), all.sub(plan_.offsets[i], p.value.size()),
+                state_.push_back(state_of(formatted("{}/{}", p.name, what), all.sub(plan_.offsets[i], p.value.size()),
                                           std::move(shape)));
             }
         };

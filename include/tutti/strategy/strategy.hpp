@@ -50,17 +50,18 @@ template <class T, memory M = host_memory> using parameters = std::vector<parame
 ///
 /// Semantics
 ///   attach    once, before all others; collective. Ranks agree on the list or it throws. Replicas start equal.
-///   begin     micro-batch m.index of m.count; index 0 zeroes the gradients. The loss is scaled by 1 / count by the trainer.
+///   begin     micro-batch m.index of m.count; index 0 zeroes the gradients. The loss is scaled by 1 / count by the
+///             trainer.
 ///   before_use, after_use   around each use of parameter i in forward and backward; the view is valid between the two.
 ///   gradient  where backward adds (+=) the gradient of parameter i.
-///   gradient_ready   exactly once per micro-batch and parameter, after the last write of that micro-batch: communication of
-///             it may start.
+///   gradient_ready   exactly once per micro-batch and parameter, after the last write of that micro-batch:
+///             communication of it may start.
 ///   step      after the last micro-batch: averages over ranks, updates, publishes.
 ///   flush     waits for all that is in flight; never changes the trajectory.
 ///   finish    replicas are equal afterwards, or it throws; terminal, except for reading values and state. Collective.
 ///   state     all a bit-exact resume needs. To resume: attach, write the saved bytes into the entries, restored().
-///   consensus the parameters that replicas have in common. While the returned scope lives, before_use(i) gives these: for
-///             evaluation and for saving weights in the middle of a run. Collective.
+///   consensus the parameters that replicas have in common. While the returned scope lives, before_use(i) gives these:
+///             for evaluation and for saving weights in the middle of a run. Collective.
 /// Order      every rank makes the same calls; only gradient_ready may come in a different order on each.
 /// Threads    one thread uses a strategy.
 template <class S>
@@ -85,7 +86,7 @@ concept strategy = std::move_constructible<S> && queue<typename S::queue_type> &
 /// A strategy that an outer one can work on.
 ///
 /// Semantics  step(h) == update(h); publish(). Between the two an outer strategy may change owned().
-///   owned    this rank's authoritative elements, in master_t<T>; those of all ranks inside the strategy make up the model.
+///   owned    this rank's authoritative elements, in master_t<T>; all ranks' inside the strategy make up the model.
 ///   publish  owned -> the trainer's values.
 ///   sum_over_shards   adds the view over the ranks that own different elements: what a global norm needs.
 template <class S>

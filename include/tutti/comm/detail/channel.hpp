@@ -16,8 +16,8 @@
 
 namespace tutti::comm::detail {
 
-/// Inputs up to this size are staged in the channel: one synchronization instead of two, and no pointers into user memory.
-/// While ranks have processors of their own, a synchronization costs less than moving half a KiB twice.
+/// Inputs up to this size are staged in the channel: one synchronization instead of two, and no pointers into user
+/// memory. While ranks have processors of their own, a synchronization costs less than moving half a KiB twice.
 inline constexpr std::size_t stage_bytes = 8192;
 inline constexpr std::size_t stage_bytes_when_free = 512;
 
@@ -27,8 +27,8 @@ struct letter {
     posted head;
     std::byte more[stage_bytes - (sizeof(posted) - stage_offset)];
 
-    /// Staged data takes the place of the addresses, which a staged call does not need, so that the first bytes travel in
-    /// the cache line that tells of the arrival.
+    /// Staged data takes the place of the addresses, which a staged call does not need, so that the first bytes travel
+    /// in the cache line that tells of the arrival.
     [[nodiscard]] std::byte* stage() noexcept { return reinterpret_cast<std::byte*>(this) + stage_offset; }
 };
 static_assert(sizeof(letter) == letter::stage_offset + stage_bytes);
@@ -70,8 +70,8 @@ struct mailbox {
 
 struct channel;
 
-/// Whether a rank's endpoint still exists. One that died while an exception was passing through announces an abort with a
-/// better text than "has left": peers wait `cause_time` for it.
+/// Whether a rank's endpoint still exists. One that died while an exception was passing through announces an abort with
+/// a better text than "has left": peers wait `cause_time` for it.
 enum class presence : std::uint8_t { here, left, thrown };
 inline constexpr duration cause_time = std::chrono::seconds(1);
 
@@ -101,8 +101,8 @@ struct channel {
 
     [[nodiscard]] slot& of(int rank) const noexcept { return per_rank[static_cast<std::size_t>(rank)]; }
 
-    /// Waits until no rank touches foreign memory. Call after poisoning: data phases contain no waits and nobody enters a
-    /// new one, so this is bounded by one copy loop.
+    /// Waits until no rank touches foreign memory. Call after poisoning: data phases contain no waits and nobody enters
+    /// a new one, so this is bounded by one copy loop.
     void quiesce() const noexcept {
         for (int p = 0; p < ranks; ++p) {
             while (of(p).busy.load(std::memory_order_seq_cst)) { std::this_thread::yield(); }
@@ -110,8 +110,8 @@ struct channel {
     }
 };
 
-/// Announces a data phase. Dekker with leavers: busy is raised before the poison flag is read, they raise the flag before
-/// they read busy; so either this phase sees the abort or the leaver waits for it.
+/// Announces a data phase. Dekker with leavers: busy is raised before the poison flag is read, they raise the flag
+/// before they read busy; so either this phase sees the abort or the leaver waits for it.
 class data_phase {
     std::atomic<bool>& busy_;
 

@@ -64,10 +64,10 @@ inline void stream_fence() noexcept {
 ///
 /// Shapes       rows[p] is rank p's input, out_of(p) its output (the same address when it works in place).
 /// Determinism  rows are added in rank order; slices do not change bits.
-/// Cost         reads ranks * slice, writes the slice once for each output. Blocks stay in the first-level cache, so the
-///              copies to the other outputs read what was just written. An output that is its rank's input has just been
-///              read. Any other one is in its rank's cache: its lines are claimed while the block is reduced. Or it is
-///              too large for that: it is streamed, which spares reading it.
+/// Cost         reads ranks * slice, writes the slice once for each output. Blocks stay in the first-level cache, so
+///              the copies to the other outputs read what was just written. An output that is its rank's input has just
+///              been read. Any other one is in its rank's cache: its lines are claimed while the block is reduced. Or
+///              it is too large for that: it is streamed, which spares reading it.
 template <class OutOf>
 void reduce_slice(const call& c, std::size_t rank, std::vector<const void*>& rows, OutOf out_of) {
     constexpr std::size_t grain_bytes = 128;  // slices share no pair of cache lines

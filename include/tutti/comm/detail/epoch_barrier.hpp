@@ -1,5 +1,5 @@
 // epoch_barrier: two padded words per rank, written by their owner, polled by the others; no wake-up is lost.
-// Needs a machine (word, ladder, sleep, wake): comm/detail/wait.hpp has the real one, tests one that explores schedules.
+// Needs a machine (word, ladder, sleep, wake): comm/detail/wait has the real one, tests one that explores schedules.
 #pragma once
 
 #include <array>    // two parities
@@ -14,17 +14,17 @@ struct no_card {};
 
 /// Each rank counts its own arrivals (epochs). Waiting for rank p means waiting until p has reached an epoch.
 ///
-/// Even and odd epochs have flags of their own. A flag carries a card: what its owner says by arriving. The beginning of
-/// the card lies in the cache line of the word, so that who sees an arrival has been told its reason by the same transfer.
-/// The owner writes the card before it arrives; the others read it after they have seen the arrival and before they
-/// arrive again. Since a rank gets to epoch e + 2 only when all have arrived at e + 1, nothing is overwritten that a
-/// slow rank still reads.
+/// Even and odd epochs have flags of their own. A flag carries a card: what its owner says by arriving. The beginning
+/// of the card lies in the cache line of the word, so that who sees an arrival has been told its reason by the same
+/// transfer. The owner writes the card before it arrives; the others read it after they have seen the arrival and
+/// before they arrive again. Since a rank gets to epoch e + 2 only when all have arrived at e + 1, nothing is
+/// overwritten that a slow rank still reads.
 ///
 /// Invariants of a flag's word: bits 31..1 are the owner's last epoch of this parity, bit 0 says that somebody may be
 /// asleep on the word.
 ///   - Only the owner changes the epoch, with an exchange that also takes bit 0: it wakes the sleepers it finds.
-///   - A waiter sets bit 0 by compare-and-swap from the very value it has judged too old and sleeps on the result. If the
-///     owner came first the swap fails and the waiter looks again; if the waiter came first the owner sees the bit.
+///   - A waiter sets bit 0 by compare-and-swap from the very value it has judged too old and sleeps on the result. If
+///     the owner came first the swap fails and the waiter looks again; if the waiter came first the owner sees the bit.
 ///     So no wake-up is lost, and an arrival without sleepers costs no system call.
 ///   - The exchange releases and a poll acquires: what a rank wrote before arriving is seen by those it let go.
 /// Epochs may wrap: ranks of one barrier are never more than two epochs apart, and 31-bit differences are signed.
@@ -57,9 +57,9 @@ public:
         return reached(of(rank, epoch).value.load(std::memory_order_acquire), epoch);
     }
 
-    /// Waits until `rank` has reached `epoch`: true, or until `give_up()` says so: false. It is asked where the ladder ends,
-    /// a fraction of a millisecond later than it might be, since its answer costs more than a poll. An arrival that
-    /// happened before the reason to give up still counts, so all ranks judge a completed barrier alike.
+    /// Waits until `rank` has reached `epoch`: true, or until `give_up()` says so: false. It is asked where the ladder
+    /// ends, a fraction of a millisecond later than it might be, since its answer costs more than a poll. An arrival
+    /// that happened before the reason to give up still counts, so all ranks judge a completed barrier alike.
     template <class GiveUp>
     [[nodiscard]] bool wait(std::size_t rank, std::uint32_t epoch, typename Machine::ladder ladder, GiveUp give_up) {
         word& w = of(rank, epoch).value;

@@ -9,6 +9,7 @@
 
 #include <tutti/core/deadline.hpp>  // timeout
 #include <tutti/core/error.hpp>     // aborted_error
+#include <tutti/core/text.hpp>      // formatted
 
 namespace tutti::comm::detail {
 
@@ -43,7 +44,7 @@ public:
         if (poisoned()) { raise(std::move(context)); }
     }
     [[noreturn]] void raise(error_context context) {
-        throw aborted_error(fmt::format("{}: aborted: {}{}", context.operation, cause(), where(context)), context);
+        throw aborted_error(formatted("{}: aborted: {}{}", context.operation, cause(), where(context)), context);
     }
 };
 

@@ -10,12 +10,11 @@
 #include <string_view>  // names
 #include <vector>       // values by rank
 
-#include <fmt/format.h>  // texts
-
 #include <tutti/comm/call.hpp>       // call, control_record
 #include <tutti/comm/decorator.hpp>  // operation
 #include <tutti/core/philox.hpp>     // hash of one count between a pair of ranks
 #include <tutti/core/state.hpp>      // hash_bytes
+#include <tutti/core/text.hpp>       // formatted
 
 namespace tutti::comm::detail {
 
@@ -25,8 +24,8 @@ struct finding {
     std::vector<int> ranks;
 };
 
-/// `count differs (rank 0: 1024, rank 3: 1023)` when values by rank are not all equal. The reference is the value of most
-/// ranks, and of several such the one that the lowest rank holds; ranks beyond the eighth are counted, not listed.
+/// `count differs (rank 0: 1024, rank 3: 1023)` when values by rank are not all equal. The reference is the value of
+/// most ranks, and of several such the one that the lowest rank holds; ranks beyond the eighth are counted, not listed.
 template <class Text>
 [[nodiscard]] bool differ(const std::vector<std::uint64_t>& values, std::string_view what, Text text, finding& found) {
     std::map<std::uint64_t, int> votes;
@@ -37,13 +36,13 @@ template <class Text>
         if (votes[values[r]] > votes[values[reference]]) { reference = r; }
     }
     constexpr std::size_t listed = 8;
-    found.text = fmt::format("{} differs (rank {}: {}", what, reference, text(reference));
+    found.text = formatted("{} differs (rank {}: {}", what, reference, text(reference));
     for (std::size_t r = 0; r < values.size(); ++r) {
         if (values[r] == values[reference]) { continue; }
         found.ranks.push_back(static_cast<int>(r));
-        if (found.ranks.size() <= listed) { found.text += fmt::format(", rank {}: {}", r, text(r)); }
+        if (found.ranks.size() <= listed) { found.text += formatted(", rank {}: {}", r, text(r)); }
     }
-    if (found.ranks.size() > listed) { found.text += fmt::format(" and {} more", found.ranks.size() - listed); }
+    if (found.ranks.size() > listed) { found.text += formatted(" and {} more", found.ranks.size() - listed); }
     found.text += ")";
     return true;
 }
@@ -113,8 +112,8 @@ struct intent {
         }
     }
 
-    // Word 0: operation, type, operator, a tag that foreign records lack, root. Word 1: number and element size (elements
-    // beyond 16 MiB compare by their low bits).
+    // Word 0: operation, type, operator, a tag that foreign records lack, root. Word 1: number and element size
+    // (elements beyond 16 MiB compare by their low bits).
     explicit intent(const control_record& r) noexcept {
         const auto byte = [&](int at) { return static_cast<std::uint8_t>(r[0] >> at); };
         if (byte(24) != tag) {  // that rank is not in a checked call at all
@@ -151,7 +150,7 @@ private:
         return differ(
             values, name, [&](std::size_t r) { return text(field(all[r])); }, found);
     };
-    const auto number = [](auto x) { return fmt::format("{}", x); };
+    const auto number = [](auto x) { return formatted("{}", x); };
     const auto name = [](auto x) { return name_of(x); };
     const auto operation_name = [](std::uint8_t code) { return name_of(operation::of(code)); };
     // clang-format off

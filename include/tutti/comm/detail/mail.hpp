@@ -9,11 +9,12 @@
 #include <vector>     // offers, receives
 
 #include <tutti/comm/detail/channel.hpp>  // mailboxes
+#include <tutti/core/text.hpp>            // formatted
 
 namespace tutti::comm::detail {
 
-/// One exchange of one rank. Construct, `run`, destroy; the destructor takes back what nobody has taken, and waits for a
-/// receiver that is copying, so the sender's memory is never touched after it.
+/// One exchange of one rank. Construct, `run`, destroy; the destructor takes back what nobody has taken, and waits for
+/// a receiver that is copying, so the sender's memory is never touched after it.
 class mail_exchange {
     channel& channel_;
     const call& call_;
@@ -127,8 +128,8 @@ private:
 
     [[noreturn]] void refuse(const mail& offer, const message& m) {
         fail([&](const std::string& tail) {
-            return mismatch_error(fmt::format("exchange: bytes differ (rank {} sends {}, rank {} receives {}){}",
-                                              offer.source, offer.bytes, rank_, m.bytes, tail),
+            return mismatch_error(formatted("exchange: bytes differ (rank {} sends {}, rank {} receives {}){}",
+                                            offer.source, offer.bytes, rank_, m.bytes, tail),
                                   {offer.source}, context_);
         });
     }
@@ -158,7 +159,7 @@ private:
             }
             channel_.relatives->raise_if_poisoned(context_);  // a rank that fails poisons before it goes
             fail([&](const std::string& tail) {
-                return mismatch_error(fmt::format("exchange: rank {} has left{}", p, tail), {p}, context_);
+                return mismatch_error(formatted("exchange: rank {} has left{}", p, tail), {p}, context_);
             });
         }
     }
@@ -166,12 +167,12 @@ private:
         const std::vector<int> missing = partners();
         for (const int p : missing) {
             if (channel_.of(p).owner.load(std::memory_order_acquire) != presence::thrown) { continue; }
-            channel_.relatives->poison(fmt::format("rank {} was left by an exception", p));
+            channel_.relatives->poison(formatted("rank {} was left by an exception", p));
             channel_.relatives->raise(context_);
         }
         fail([&](const std::string& tail) {
-            return timeout_error(fmt::format("exchange: rank {} did not take part within {} s{}", list_of(missing),
-                                             seconds(channel_.relatives->timeout), tail),
+            return timeout_error(formatted("exchange: rank {} did not take part within {} s{}", list_of(missing),
+                                           seconds(channel_.relatives->timeout), tail),
                                  missing, context_);
         });
     }

@@ -22,6 +22,7 @@
 #include <tutti/comm/detail/mpi_types.hpp>  // mpi_is_up
 #include <tutti/comm/mpi_options.hpp>       // options
 #include <tutti/core/deadline.hpp>          // after
+#include <tutti/core/text.hpp>              // formatted
 
 namespace tutti::comm::detail {
 
@@ -88,13 +89,13 @@ public:
     /// Errors  usage_error on the wrong thread or without MPI; aborted_error once the family is poisoned.
     void enter(mpi_activity& a, const error_context& context, bool counts) {
         if (!may_call()) {
-            throw usage_error(fmt::format("{}: called from a second thread, but MPI runs single-threaded; lanes need "
-                                          "MPI_THREAD_MULTIPLE{}",
-                                          context.operation, where(context)),
+            throw usage_error(formatted("{}: called from a second thread, but MPI runs single-threaded; lanes need "
+                                        "MPI_THREAD_MULTIPLE{}",
+                                        context.operation, where(context)),
                               context);
         }
         if (!mpi_is_up()) {
-            throw usage_error(fmt::format("{}: MPI has been finalized{}", context.operation, where(context)), context);
+            throw usage_error(formatted("{}: MPI has been finalized{}", context.operation, where(context)), context);
         }
         enter_mpi();
         try {
@@ -195,7 +196,7 @@ private:
             if (code == MPI_SUCCESS && found == 0) { return; }
             if (code == MPI_SUCCESS) { code = MPI_Mrecv(&note, sizeof(note), MPI_BYTE, &handle, MPI_STATUS_IGNORE); }
             if (code != MPI_SUCCESS) {
-                mark(fmt::format("rank {} cannot hear the others: {}", rank_, mpi_text(code)), false);
+                mark(formatted("rank {} cannot hear the others: {}", rank_, mpi_text(code)), false);
                 return;
             }
             handle_note(note);
@@ -212,7 +213,7 @@ private:
                 if (busy && (shown == nullptr || a->id == note.channel)) { shown = a; }
             }
             if (shown != nullptr) {
-                reply.say(fmt::format("in {}, call {} on '{}'", shown->operation, shown->sequence, shown->name));
+                reply.say(formatted("in {}, call {} on '{}'", shown->operation, shown->sequence, shown->name));
             }
             send(note.from, reply);
         }

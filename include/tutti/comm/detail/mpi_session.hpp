@@ -19,6 +19,7 @@
 #include <tutti/comm/detail/mpi_family.hpp>  // notes
 #include <tutti/comm/detail/mpi_wait.hpp>    // poll_until, end_job
 #include <tutti/core/deadline.hpp>           // deadline
+#include <tutti/core/text.hpp>               // formatted
 
 namespace tutti::comm::detail {
 
@@ -162,17 +163,17 @@ template <class Done> void mpi_session::explain_absence(Done done, const std::ve
         if (arrived && ranks[i] < context_.rank) { first_here = false; }
         if (arrived && awaited == nullptr) { continue; }
         missing.push_back(ranks[i]);
-        details += fmt::format("{}rank {} {}", details.empty() ? "" : ", ", ranks[i],
-                               !reply                 ? "is in no call"
-                               : reply->doing.empty() ? "is between calls"
-                                                      : "is " + reply->doing);
+        details += formatted("{}rank {} {}", details.empty() ? "" : ", ", ranks[i],
+                             !reply                 ? "is in no call"
+                             : reply->doing.empty() ? "is between calls"
+                                                    : "is " + reply->doing);
     }
     const double waited = seconds(family_.choice.timeout);
     const std::string text =
-        missing.empty() ? fmt::format("{}: all ranks arrived, but it did not complete within {} s{}",
-                                      context_.operation, waited, where(context_))
-                        : fmt::format("{}: rank {} did not {} within {} s ({}){}", context_.operation, list_of(missing),
-                                      awaited == nullptr ? "arrive" : "take part", waited, details, where(context_));
+        missing.empty() ? formatted("{}: all ranks arrived, but it did not complete within {} s{}", context_.operation,
+                                    waited, where(context_))
+                        : formatted("{}: rank {} did not {} within {} s ({}){}", context_.operation, list_of(missing),
+                                    awaited == nullptr ? "arrive" : "take part", waited, details, where(context_));
     if (family_.choice.on_failure == failure_policy::throw_error) { throw timeout_error(text, missing, context_); }
     // One rank speaks, the others give it a second to end them.
     if (!first_here) {
@@ -234,9 +235,9 @@ inline void mpi_session::inspect(const message& m, int code, const MPI_Status& s
     if (arrived) { expect(MPI_Get_elements_x(&status, MPI_BYTE, &received), "MPI_Get_elements_x"); }
     const bool shorter = arrived && static_cast<std::size_t>(received) != m.bytes;
     if (kind == MPI_ERR_TRUNCATE || shorter) {
-        const std::string sent = shorter ? fmt::format("{}", received) : fmt::format("more than {}", m.bytes);
-        throw mismatch_error(fmt::format("{}: sizes differ (rank {} sent {} bytes, {} were expected){}",
-                                         context_.operation, m.peer, sent, m.bytes, where(context_)),
+        const std::string sent = shorter ? formatted("{}", received) : formatted("more than {}", m.bytes);
+        throw mismatch_error(formatted("{}: sizes differ (rank {} sent {} bytes, {} were expected){}",
+                                       context_.operation, m.peer, sent, m.bytes, where(context_)),
                              {m.peer}, context_);
     }
     expect(code, m.sends ? "MPI_Isend" : "MPI_Irecv");

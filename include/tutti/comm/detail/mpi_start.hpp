@@ -16,6 +16,7 @@
 #include <tutti/comm/detail/mpi_session.hpp>  // poll_until, end_job
 #include <tutti/comm/store.hpp>               // file_store
 #include <tutti/core/deadline.hpp>            // after
+#include <tutti/core/text.hpp>                // formatted
 
 namespace tutti::comm::detail {
 
@@ -34,11 +35,9 @@ namespace tutti::comm::detail {
 
 [[nodiscard]] inline mpi_options checked_options(mpi_options o) {
     if (o.largest_call == 0 || o.largest_call > 0x7fffffff) {
-        throw usage_error(fmt::format("mpi: largest_call is {} bytes, not one of 1 to 2^31 - 1", o.largest_call));
+        throw usage_error(formatted("mpi: largest_call is {} bytes, not one of 1 to 2^31 - 1", o.largest_call));
     }
-    if (o.timeout <= duration::zero()) {
-        throw usage_error(fmt::format("mpi: the timeout is {} s", seconds(o.timeout)));
-    }
+    if (o.timeout <= duration::zero()) { throw usage_error(formatted("mpi: the timeout is {} s", seconds(o.timeout))); }
     return o;
 }
 
@@ -55,7 +54,7 @@ public:
         context_.operation = "mpi";
         context_.communicator = choice_.name;
         const auto expect = [&](bool holds, std::string_view fact) {
-            if (!holds) { throw usage_error(fmt::format("mpi: {}{}", fact, where(context_)), context_); }
+            if (!holds) { throw usage_error(formatted("mpi: {}{}", fact, where(context_)), context_); }
         };
         expect(mpi_is_up(), "MPI is not running; make a mpi::environment first, or call MPI_Init_thread");
         int level = MPI_THREAD_SINGLE;
@@ -113,7 +112,7 @@ private:
             if (!store_ || clock_type::now() < next_look) { return; }
             next_look = after(std::chrono::milliseconds(20));
             if (const auto cause = store_->failure(choice_.name)) {
-                throw aborted_error(fmt::format("mpi: aborted: {}{}", *cause, where(context_)), context_);
+                throw aborted_error(formatted("mpi: aborted: {}{}", *cause, where(context_)), context_);
             }
         };
         if (!poll_until(after(choice_.timeout), done, look_for_failures)) { explain_absence(); }
@@ -126,13 +125,13 @@ private:
         const double waited = seconds(choice_.timeout);
         std::vector<int> missing;
         std::string text =
-            fmt::format("mpi: not all of {} ranks came to make the communicator within {} s; who is missing is "
-                        "known only with a store (TUTTI_STORE){}",
-                        size_, waited, where(context_));
+            formatted("mpi: not all of {} ranks came to make the communicator within {} s; who is missing is "
+                      "known only with a store (TUTTI_STORE){}",
+                      size_, waited, where(context_));
         if (store_) {
             missing = store_->missing(choice_.name, size_);
-            text = fmt::format("mpi: rank {} did not come to make the communicator within {} s{}", list_of(missing),
-                               waited, where(context_));
+            text = formatted("mpi: rank {} did not come to make the communicator within {} s{}", list_of(missing),
+                             waited, where(context_));
         }
         if (choice_.on_failure == failure_policy::throw_error) { throw timeout_error(text, missing, context_); }
         end_job_together(given_, text);

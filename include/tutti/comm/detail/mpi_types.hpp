@@ -18,13 +18,14 @@
 #include <tutti/core/element.hpp>    // conversions
 #include <tutti/core/error.hpp>      // backend_error
 #include <tutti/core/reduce_op.hpp>  // reduce_function
+#include <tutti/core/text.hpp>       // formatted
 
 namespace tutti::comm::detail {
 
 [[nodiscard]] inline std::string mpi_text(int code) {
     char text[MPI_MAX_ERROR_STRING] = {};
     int length = 0;
-    if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) { return fmt::format("MPI error {}", code); }
+    if (MPI_Error_string(code, text, &length) != MPI_SUCCESS) { return formatted("MPI error {}", code); }
     std::string line(text, static_cast<std::size_t>(length));
     std::replace(line.begin(), line.end(), '\n', ' ');
     return line;
@@ -45,7 +46,7 @@ inline void expect_success(int code, std::string_view function, error_context co
     int kind = MPI_ERR_OTHER;
     MPI_Error_class(code, &kind);
     const std::string text =
-        fmt::format("{}: {}: {}{}", context.operation, function, context.backend_text, where(context));
+        formatted("{}: {}: {}{}", context.operation, function, context.backend_text, where(context));
     if (kind == MPI_ERR_TRUNCATE) { throw mismatch_error(text, {}, context); }
     throw backend_error(text, context);
 }

@@ -14,6 +14,7 @@
 
 #include <tutti/comm/call.hpp>   // call
 #include <tutti/core/state.hpp>  // hash_bytes
+#include <tutti/core/text.hpp>   // formatted
 
 namespace tutti::comm::detail {
 
@@ -86,8 +87,8 @@ static_assert(sizeof(posted) <= 56, "a posting and the word of an arrival are on
     }
 }
 
-/// Throws the mismatch_error for postings that differ. The reference is the posting most ranks share, of several the one
-/// of the lowest rank.
+/// Throws the mismatch_error for postings that differ. The reference is the posting most ranks share, of several the
+/// one of the lowest rank.
 [[noreturn]] inline void explain_mismatch(const std::vector<const posted*>& heads, error_context context) {
     std::size_t reference = 0;
     std::ptrdiff_t votes = 0;
@@ -107,7 +108,7 @@ static_assert(sizeof(posted) <= 56, "a posting and the word of an arrival are on
         if (h.op != other.op) { return {"operator", std::string(name_of(h.op))}; }
         if (h.root != other.root) { return {"root", std::to_string(h.root)}; }
         const bool table = h.kind == collective::all_gather_v || h.kind == collective::reduce_scatter_v;
-        return table ? named{"counts table", fmt::format("{:x}", h.agreed)} : named{"count", std::to_string(h.agreed)};
+        return table ? named{"counts table", formatted("{:x}", h.agreed)} : named{"count", std::to_string(h.agreed)};
     };
     std::string what;
     std::string list;
@@ -117,13 +118,13 @@ static_assert(sizeof(posted) <= 56, "a posting and the word of an arrival are on
         if (differing.empty()) {
             const auto [name, value] = difference(*heads[reference], *heads[p]);
             what = name;
-            list = fmt::format("rank {}: {}", reference, value);
+            list = formatted("rank {}: {}", reference, value);
         }
-        list += fmt::format(", rank {}: {}", p, difference(*heads[p], *heads[reference]).second);
+        list += formatted(", rank {}: {}", p, difference(*heads[p], *heads[reference]).second);
         differing.push_back(static_cast<int>(p));
     }
     throw mismatch_error(
-        fmt::format("{}: {} differs ({}){}", name_of(heads[reference]->kind), what, list, where(context)), differing,
+        formatted("{}: {} differs ({}){}", name_of(heads[reference]->kind), what, list, where(context)), differing,
         context);
 }
 
@@ -136,8 +137,8 @@ static_assert(sizeof(posted) <= 56, "a posting and the word of an arrival are on
             const std::size_t expected = heads[q]->recv_counts[p];
             if (sent == expected) { continue; }
             return mismatch_error(
-                fmt::format("all_to_all_v: count differs (rank {} sends {} to rank {}, which expects {}){}", p, sent, q,
-                            expected, where(context)),
+                formatted("all_to_all_v: count differs (rank {} sends {} to rank {}, which expects {}){}", p, sent, q,
+                          expected, where(context)),
                 {static_cast<int>(p)}, context);
         }
     }

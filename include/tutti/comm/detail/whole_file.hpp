@@ -17,6 +17,7 @@
 #include <unistd.h>    // read, write, rename
 
 #include <tutti/core/error.hpp>  // backend_error
+#include <tutti/core/text.hpp>   // formatted
 
 namespace tutti::comm::detail {
 
@@ -26,7 +27,7 @@ namespace tutti::comm::detail {
     context.operation = "file_store";
     context.backend_code = code;
     context.backend_text = text;
-    throw backend_error(fmt::format("file_store: cannot {} '{}': {}", verb, path, text), context);
+    throw backend_error(formatted("file_store: cannot {} '{}': {}", verb, path, text), context);
 }
 
 /// Makes the directory; it may be there already.

@@ -1,6 +1,6 @@
 // square_roots: the roots of an array, vectorized whatever the compiler's flags.
-// Needs nothing. Compilers keep std::sqrt in a loop scalar unless -fno-math-errno is given, which a header cannot ask for.
-// Exact: IEEE 754 rounds roots correctly, so scalar and vector code give the same bits.
+// Needs nothing. Compilers keep std::sqrt in a loop scalar unless -fno-math-errno is given, which a header cannot ask
+// for. Exact: IEEE 754 rounds roots correctly, so scalar and vector code give the same bits.
 #pragma once
 
 #include <cmath>    // sqrt

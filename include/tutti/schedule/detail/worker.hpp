@@ -1,5 +1,5 @@
-// worker: the thread behind a lane of a host queue: a first-in first-out list of jobs, their completion, their first error.
-// Needs comm/detail/wait for the number of processors. Not templated on the communicator, so it is compiled once a program.
+// worker: the thread behind a lane of a host queue: jobs first-in first-out, their completion, their first error.
+// Needs comm/detail/wait for the number of processors. Not templated on the communicator: compiled once a program.
 // Waiting: a short spin while every lane and its consumer can have a processor each, then a condition variable.
 #pragma once
 
@@ -18,6 +18,7 @@
 #include <tutti/comm/detail/wait.hpp>   // usable_processors, relax
 #include <tutti/core/deadline.hpp>      // timeouts
 #include <tutti/core/error.hpp>         // usage_error, timeout_error
+#include <tutti/core/text.hpp>          // formatted
 #include <tutti/schedule/timeline.hpp>  // spans
 
 namespace tutti::schedule::detail {
@@ -41,7 +42,7 @@ public:
     /// abort, saying which work of which lane it was about.
     void abort_over(std::string_view work, std::string_view what) noexcept {
         try {
-            abort(fmt::format("'{}' on lane '{}' {}", work, name, what));
+            abort(formatted("'{}' on lane '{}' {}", work, name, what));
         } catch (...) { abort(what); }  // no memory for the text
     }
 };
@@ -55,8 +56,8 @@ public:
     }
 }
 
-/// Work that outlives every deadline still touches memory that its owner is about to free: ending the program is the one
-/// thing left that corrupts nothing.
+/// Work that outlives every deadline still touches memory that its owner is about to free: ending the program is the
+/// one thing left that corrupts nothing.
 [[noreturn]] inline void give_up(std::string_view lane, std::string_view what) noexcept {
     std::fprintf(stderr, "tutti: lane '%.*s': %.*s did not end after its family was aborted; terminating\n",
                  static_cast<int>(lane.size()), lane.data(), static_cast<int>(what.size()), what.data());
@@ -154,7 +155,8 @@ public:
         if (wake) { arrived_.notify_one(); }
     }
 
-    /// Blocks until the job is done. False when `timeout` passes without progress: no job of this lane finished meanwhile.
+    /// Blocks until the job is done. False when `timeout` passes without progress: no job of this lane finished
+    /// meanwhile.
     [[nodiscard]] bool await(const job& j) {
         if (j.done()) { return true; }
         if (std::this_thread::get_id() == id_) { return false; }  // it would wait for itself
@@ -173,12 +175,12 @@ public:
         if (await(j)) { return; }
         if (std::this_thread::get_id() == id_) {
             throw usage_error(
-                fmt::format("ticket: '{}' is waited for on its own lane '{}', which would never end", j.name(), name));
+                formatted("ticket: '{}' is waited for on its own lane '{}', which would never end", j.name(), name));
         }
         const std::lock_guard lock(mutex_);
-        throw timeout_error(fmt::format("ticket: '{}' on lane '{}' did not finish, and nothing else there did, within "
-                                        "{:.3g} s ({} jobs unfinished)",
-                                        j.name(), name, seconds(timeout), submitted_ - finished_),
+        throw timeout_error(formatted("ticket: '{}' on lane '{}' did not finish, and nothing else there did, within "
+                                      "{:.3g} s ({} jobs unfinished)",
+                                      j.name(), name, seconds(timeout), submitted_ - finished_),
                             {});
     }
 
@@ -224,7 +226,8 @@ public:
     }
 
 private:
-    // Sleeps until `ready`; the deadline restarts with every job that finishes, so it is bounded by the jobs in the list.
+    // Sleeps until `ready`; the deadline restarts with every job that finishes, so it is bounded by the jobs in the
+    // list.
     template <class Ready> bool sleep(std::unique_lock<std::mutex>& lock, Ready ready) {
         ++sleepers_;
         bool in_time = true;

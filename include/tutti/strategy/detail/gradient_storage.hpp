@@ -16,8 +16,9 @@ namespace tutti::strategy::detail {
 
 /// Gradients in parameter order, as one view.
 ///
-/// Semantics  `of(i)` is where backward accumulates: part of `flat()`, or the trainer's tensor. Tensors that are not part of
-///            the flat view are packed into it and unpacked from it, by bucket, by work that captures `apart(bucket)`.
+/// Semantics  `of(i)` is where backward accumulates: part of `flat()`, or the trainer's tensor. Tensors that are not
+///            part of the flat view are packed into it and unpacked from it, by bucket, by work that captures
+///            `apart(bucket)`.
 /// Cost       one buffer of all elements, none when the trainer's tensors lie one behind the other in parameter order.
 template <floating_element T, queue Q> class gradient_storage {
     using M = typename Q::memory_type;

@@ -9,11 +9,13 @@
 #include <vector>       // flags
 
 #include <tutti/core/error.hpp>         // usage_error
+#include <tutti/core/text.hpp>          // formatted
 #include <tutti/strategy/strategy.hpp>  // micro_batch
 
 namespace tutti::strategy::detail {
 
-/// attach, then per step: begin(0 of n) ... begin(n-1 of n), each followed by one gradient_ready per parameter, then step.
+/// attach, then per step: begin(0 of n) ... begin(n-1 of n), each followed by one gradient_ready per parameter, then
+/// step.
 ///
 /// Cost    a few comparisons a call; begin clears one byte a parameter.
 /// Errors  usage_error naming the parameters and the micro-batch.
@@ -45,33 +47,31 @@ public:
         phase_ = phase::between_steps;
     }
     void expect_attached(std::string_view operation) const {
-        if (phase_ == phase::created) { throw usage_error(fmt::format("{}: no parameters are attached", operation)); }
+        if (phase_ == phase::created) { throw usage_error(formatted("{}: no parameters are attached", operation)); }
     }
     void expect_between_steps(std::string_view operation) const {
         expect_attached(operation);
-        if (phase_ == phase::in_micro_batch) {
-            throw usage_error(fmt::format("{}: in the middle of a step", operation));
-        }
+        if (phase_ == phase::in_micro_batch) { throw usage_error(formatted("{}: in the middle of a step", operation)); }
     }
     void expect_index(std::string_view operation, std::size_t i) const {
         expect_attached(operation);
         if (i >= names_.size()) {
-            throw usage_error(fmt::format("{}: parameter {} of {} parameters", operation, i, names_.size()));
+            throw usage_error(formatted("{}: parameter {} of {} parameters", operation, i, names_.size()));
         }
     }
     void begin(micro_batch m) {
         expect_running("begin");
         if (m.count < 1 || m.index < 0 || m.index >= m.count) {
-            throw usage_error(fmt::format("begin: micro-batch {} of {} does not exist", m.index, m.count));
+            throw usage_error(formatted("begin: micro-batch {} of {} does not exist", m.index, m.count));
         }
         if (phase_ == phase::in_micro_batch) { expect_all_ready("begin"); }
         const int next = phase_ == phase::between_steps ? 0 : now_.index + 1;
         if (phase_ == phase::in_micro_batch && next == now_.count) {
-            throw usage_error(fmt::format("begin: all {} micro-batches are done, expected a step", now_.count));
+            throw usage_error(formatted("begin: all {} micro-batches are done, expected a step", now_.count));
         }
         if (m.index != next || (next != 0 && m.count != now_.count)) {
-            throw usage_error(fmt::format("begin: micro-batch {} of {}, expected {} of {}", m.index, m.count, next,
-                                          next == 0 ? m.count : now_.count));
+            throw usage_error(formatted("begin: micro-batch {} of {}, expected {} of {}", m.index, m.count, next,
+                                        next == 0 ? m.count : now_.count));
         }
         now_ = m;
         phase_ = phase::in_micro_batch;
@@ -81,11 +81,11 @@ public:
     void ready(std::size_t i) {
         expect_index("gradient_ready", i);
         if (phase_ != phase::in_micro_batch) {
-            throw usage_error(fmt::format("gradient_ready: '{}' outside a micro-batch, expected begin", names_[i]));
+            throw usage_error(formatted("gradient_ready: '{}' outside a micro-batch, expected begin", names_[i]));
         }
         if (ready_[i] != 0) {
-            throw usage_error(fmt::format("gradient_ready: '{}' a second time in micro-batch {} of {}", names_[i],
-                                          now_.index, now_.count));
+            throw usage_error(formatted("gradient_ready: '{}' a second time in micro-batch {} of {}", names_[i],
+                                        now_.index, now_.count));
         }
         ready_[i] = 1;
         ++ready_count_;
@@ -95,7 +95,7 @@ public:
         expect_running("step");
         if (phase_ != phase::in_micro_batch) { throw usage_error("step: no micro-batch has begun"); }
         if (!last()) {
-            throw usage_error(fmt::format("step: micro-batch {} of {} was the last one begun", now_.index, now_.count));
+            throw usage_error(formatted("step: micro-batch {} of {} was the last one begun", now_.index, now_.count));
         }
         expect_all_ready("step");
         phase_ = phase::between_steps;
@@ -109,7 +109,7 @@ public:
 private:
     void expect_running(std::string_view operation) const {
         expect_attached(operation);
-        if (phase_ == phase::finished) { throw usage_error(fmt::format("{}: the strategy is finished", operation)); }
+        if (phase_ == phase::finished) { throw usage_error(formatted("{}: the strategy is finished", operation)); }
     }
     void expect_all_ready(std::string_view operation) const {
         if (ready_count_ == ready_.size()) { return; }
@@ -118,13 +118,13 @@ private:
         std::size_t missing = 0;
         for (std::size_t i = 0; i < ready_.size(); ++i) {
             if (ready_[i] != 0) { continue; }
-            if (++missing <= shown) { list += fmt::format("{}'{}'", missing == 1 ? "" : ", ", names_[i]); }
+            if (++missing <= shown) { list += formatted("{}'{}'", missing == 1 ? "" : ", ", names_[i]); }
         }
-        if (missing > shown) { list += fmt::format(" and {} more", missing - shown); }
+        if (missing > shown) { list += formatted(" and {} more", missing - shown); }
         throw usage_error(
-            fmt::format("{}: gradients not ready in micro-batch {} of {}: {}; parameters that a model does not use "
-                        "must be left out of the list, or reported with a zero gradient",
-                        operation, now_.index, now_.count, list));
+            formatted("{}: gradients not ready in micro-batch {} of {}: {}; parameters that a model does not use "
+                      "must be left out of the list, or reported with a zero gradient",
+                      operation, now_.index, now_.count, list));
     }
 };
 

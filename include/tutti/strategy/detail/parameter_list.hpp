@@ -10,6 +10,7 @@
 #include <tutti/comm/communicator.hpp>   // communicator
 #include <tutti/core/error.hpp>          // usage_error
 #include <tutti/core/run.hpp>            // hash_operation
+#include <tutti/core/text.hpp>           // formatted
 #include <tutti/optimize/optimizer.hpp>  // segment
 #include <tutti/strategy/strategy.hpp>   // parameters
 
@@ -18,8 +19,8 @@ namespace tutti::strategy::detail {
 /// "'h.0.weight', float32 [768, 3072], no decay"
 template <class T, memory M> [[nodiscard]] std::string describe(const parameter<T, M>& p) {
     std::string shape;
-    for (const std::size_t n : p.shape) { shape += fmt::format("{}{}", shape.empty() ? "" : ", ", n); }
-    return fmt::format("'{}', {} [{}]{}", p.name, name_of(dtype_of<T>), shape, p.decay ? "" : ", no decay");
+    for (const std::size_t n : p.shape) { shape += formatted("{}{}", shape.empty() ? "" : ", ", n); }
+    return formatted("'{}', {} [{}]{}", p.name, name_of(dtype_of<T>), shape, p.decay ? "" : ", no decay");
 }
 
 [[nodiscard]] inline std::uint64_t hash_text(std::string_view text) noexcept {
@@ -31,32 +32,32 @@ template <class T, memory M> void expect_valid(const parameters<T, M>& list) {
     std::unordered_set<std::string_view> names;
     for (std::size_t i = 0; i < list.size(); ++i) {
         const auto& p = list[i];
-        if (p.name.empty()) { throw usage_error(fmt::format("attach: parameter {} has no name", i)); }
+        if (p.name.empty()) { throw usage_error(formatted("attach: parameter {} has no name", i)); }
         if (!names.insert(p.name).second) {
-            throw usage_error(fmt::format("attach: two parameters are named '{}'", p.name));
+            throw usage_error(formatted("attach: two parameters are named '{}'", p.name));
         }
         std::size_t product = 1;
         for (const std::size_t n : p.shape) {
             if (n != 0 && product > static_cast<std::size_t>(-1) / n) {
-                throw usage_error(fmt::format("attach: {}: the shape overflows", describe(p)));
+                throw usage_error(formatted("attach: {}: the shape overflows", describe(p)));
             }
             product *= n;
         }
         if (product != p.value.size()) {
-            throw usage_error(fmt::format("attach: {}: the shape has {} elements, the value {}", describe(p), product,
-                                          p.value.size()));
+            throw usage_error(
+                formatted("attach: {}: the shape has {} elements, the value {}", describe(p), product, p.value.size()));
         }
         if constexpr (!std::same_as<M, phantom_memory>) {
             if (!p.value.empty() && p.value.data() == nullptr) {
-                throw usage_error(fmt::format("attach: {}: the value is null", describe(p)));
+                throw usage_error(formatted("attach: {}: the value is null", describe(p)));
             }
             if (!p.gradient.empty() && p.gradient.data() == nullptr) {
-                throw usage_error(fmt::format("attach: {}: the gradient is null", describe(p)));
+                throw usage_error(formatted("attach: {}: the gradient is null", describe(p)));
             }
         }
         if (!p.gradient.empty() && p.gradient.size() != p.value.size()) {
-            throw usage_error(fmt::format("attach: {}: the value has {} elements, the gradient {}", describe(p),
-                                          p.value.size(), p.gradient.size()));
+            throw usage_error(formatted("attach: {}: the value has {} elements, the gradient {}", describe(p),
+                                        p.value.size(), p.gradient.size()));
         }
     }
 }
@@ -64,16 +65,16 @@ template <class T, memory M> void expect_valid(const parameters<T, M>& list) {
 /// Collective. Errors: mismatch_error naming the first parameter in which ranks differ, and the ranks.
 template <communicator C, class T, memory M>
 void agree_on(C& comm, const parameters<T, M>& list, const std::string& setup) {
-    comm.agree(list.size(), fmt::format("number of parameters (here {})", list.size()));
+    comm.agree(list.size(), formatted("number of parameters (here {})", list.size()));
     for (std::size_t i = 0; i < list.size(); ++i) {
         const std::string text = describe(list[i]);
-        comm.agree(hash_text(text), fmt::format("parameter {} (here {})", i, text));
+        comm.agree(hash_text(text), formatted("parameter {} (here {})", i, text));
     }
-    comm.agree(hash_text(setup), fmt::format("setup (here {})", setup));
+    comm.agree(hash_text(setup), formatted("setup (here {})", setup));
 }
 
-/// The one view that the given views make up in their order, or an empty view when they do not lie one behind the other.
-/// Phantom memory has no addresses: there, as with a trainer that cares, they do.
+/// The one view that the given views make up in their order, or an empty view when they do not lie one behind the
+/// other. Phantom memory has no addresses: there, as with a trainer that cares, they do.
 template <class T, memory M>
 [[nodiscard]] view<T, M> contiguous(const parameters<T, M>& list, view<T, M> parameter<T, M>::*which) {
     T* begin = nullptr;
