@@ -103,7 +103,7 @@ private:
         for (const intent& i : all) { values.push_back(i.*word); }
         const auto text = [&](std::size_t r) {
             const tutti::detail::text_argument value(values[r]);
-            return tutti::detail::compose(format, &value, 1);
+            return tutti::detail::compose(format, &value);
         };
         return detail::differ(values, what, text, found);
     }

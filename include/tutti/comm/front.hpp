@@ -2,7 +2,6 @@
 // Needs comm/call. A backend derives from front<Backend, Queue> and implements execute(const call&).
 #pragma once
 
-#include <algorithm>    // count
 #include <array>        // control gather
 #include <cstddef>      // size_t
 #include <cstdint>      // sequence numbers
@@ -14,6 +13,7 @@
 #include <tutti/comm/call.hpp>               // call
 #include <tutti/comm/communicator.hpp>       // control_record
 #include <tutti/comm/detail/call_check.hpp>  // demands on arguments
+#include <tutti/comm/detail/majority.hpp>    // who differs
 #include <tutti/core/element.hpp>            // transportable
 #include <tutti/core/error.hpp>              // mismatch_error
 #include <tutti/core/queue.hpp>              // queue
@@ -223,15 +223,8 @@ public:
     /// common hash (of several, the one of the lowest rank).
     void agree(std::uint64_t hash, std::string_view what) {
         const auto all = self().gather_control({hash, 0, 0, 0});
-        std::size_t reference = 0;
-        std::ptrdiff_t votes = 0;
-        for (std::size_t r = 0; r < all.size(); ++r) {
-            const auto same = std::count(all.begin(), all.end(), all[r]);
-            if (same > votes) {
-                votes = same;
-                reference = r;
-            }
-        }
+        const std::size_t reference =
+            detail::majority(all.size(), [&](std::size_t a, std::size_t b) { return all[a] == all[b]; });
         std::vector<int> differing;
         for (std::size_t r = 0; r < all.size(); ++r) {
             if (all[r] != all[reference]) { differing.push_back(static_cast<int>(r)); }

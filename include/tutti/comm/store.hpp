@@ -3,7 +3,7 @@
 // A key is the name of the communicator being made: ranks may make theirs in different orders and numbers.
 #pragma once
 
-#include <algorithm>           // min
+#include <algorithm>           // find, min
 #include <cerrno>              // EEXIST, ENOENT
 #include <chrono>              // pauses
 #include <concepts>            // same_as
@@ -14,7 +14,6 @@
 #include <map>                 // memory_store's keys
 #include <mutex>               // memory_store's keys
 #include <optional>            // what may not be there yet
-#include <set>                 // arrivals
 #include <span>                // values
 #include <string>              // keys, paths
 #include <string_view>         // keys
@@ -113,7 +112,7 @@ private:
 class memory_store : public basic_store<memory_store> {
     struct entry {
         std::optional<std::vector<std::byte>> value;
-        std::set<int> arrived;
+        std::vector<int> arrived;
         std::optional<std::string> cause;
     };
     std::mutex mutex_;
@@ -121,6 +120,9 @@ class memory_store : public basic_store<memory_store> {
     std::map<std::string, entry, std::less<>> entries_;
     std::uint64_t version_ = 0;
 
+    [[nodiscard]] static bool holds(const std::vector<int>& ranks, int rank) noexcept {
+        return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+    }
     template <class Change> void change(std::string_view key, Change apply) {
         expect_key(key);
         {
@@ -145,11 +147,12 @@ public:
     }
     void arrive(std::string_view key, int rank) {
         change(key, [&](entry& e) {
-            if (!e.arrived.insert(rank).second) { refuse_second_arrival(key, rank); }
+            if (holds(e.arrived, rank)) { refuse_second_arrival(key, rank); }
+            e.arrived.push_back(rank);
         });
     }
     void leave(std::string_view key, int rank) {
-        change(key, [&](entry& e) { e.arrived.erase(rank); });
+        change(key, [&](entry& e) { std::erase(e.arrived, rank); });
     }
     void fail(std::string_view key, int rank, std::string_view why) {
         change(key, [&](entry& e) {
@@ -160,7 +163,7 @@ public:
         return look(key, [](const entry& e) { return e.value; });
     }
     [[nodiscard]] bool has_arrived(std::string_view key, int rank) {
-        return look(key, [&](const entry& e) { return e.arrived.count(rank) != 0; });
+        return look(key, [&](const entry& e) { return holds(e.arrived, rank); });
     }
     [[nodiscard]] std::optional<std::string> failure(std::string_view key) {
         return look(key, [](const entry& e) { return e.cause; });

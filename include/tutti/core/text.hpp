@@ -8,7 +8,6 @@
 #include <string>       // results
 #include <string_view>  // formats, arguments
 
-#include <fmt/args.h>  // arguments known at run time
 #include <fmt/core.h>  // vformat
 
 namespace tutti {
@@ -35,13 +34,18 @@ public:
     text_argument(const std::string& v) noexcept : text_argument(std::string_view(v)) {}
     text_argument(const char* v) noexcept : text_argument(std::string_view(v)) {}
 
-    void add_to(fmt::dynamic_format_arg_store<fmt::format_context>& store) const {
+    /// Appends it as "{<specification>}" says.
+    void append_to(std::string& out, std::string_view specification) const {
+        const auto write = [&](const auto& value) {
+            const std::string format = '{' + std::string(specification) + '}';
+            out += fmt::vformat(fmt::string_view(format.data(), format.size()), fmt::make_format_args(value));
+        };
         switch (kind_) {
-        case kind::integer: return store.push_back(integer_);
-        case kind::natural: return store.push_back(natural_);
-        case kind::single: return store.push_back(static_cast<float>(real_));  // as many digits as a float has
-        case kind::real: return store.push_back(real_);
-        case kind::words: return store.push_back(fmt::string_view(words_.data(), words_.size()));
+        case kind::integer: return write(integer_);
+        case kind::natural: return write(natural_);
+        case kind::single: return write(static_cast<float>(real_));  // as many digits as a float has
+        case kind::real: return write(real_);
+        case kind::words: return write(fmt::string_view(words_.data(), words_.size()));
         }
     }
 };
@@ -80,24 +84,42 @@ template <std::size_t Count> struct checked_format {
 // Behind a member type: nvcc's front end wants to deduce a bare sizeof...(pack).
 template <class... Arguments> struct format_for { using type = checked_format<sizeof...(Arguments)>; };
 
-[[nodiscard]] inline std::string compose(std::string_view format, const text_argument* arguments, std::size_t count) {
-    fmt::dynamic_format_arg_store<fmt::format_context> store;
-    for (std::size_t i = 0; i < count; ++i) { arguments[i].add_to(store); }
-    return fmt::vformat(fmt::string_view(format.data(), format.size()), store);
+// One argument at a time: fmt's way to take a list whose length is known at run time costs as much to compile as all of
+// this header.
+[[nodiscard]] inline std::string compose(std::string_view format, const text_argument* arguments) {
+    std::string out;
+    std::size_t in_turn = 0;
+    for (std::size_t i = 0; i < format.size(); ++i) {
+        const char c = format[i];
+        if (c != '{' || format[i + 1] == '{') {
+            out += c;
+            i += c == '{' || c == '}' ? 1 : 0;
+            continue;
+        }
+        const std::size_t close = format.find('}', i);
+        std::size_t number = 0;
+        std::size_t at = i + 1;
+        for (; format[at] >= '0' && format[at] <= '9'; ++at) {
+            number = number * 10 + static_cast<std::size_t>(format[at] - '0');
+        }
+        arguments[at == i + 1 ? in_turn++ : number].append_to(out, format.substr(at, close - at));
+        i = close;
+    }
+    return out;
 }
 
 }  // namespace detail
 
 /// The format with its placeholders replaced, in fmt's syntax. For messages, not for inner loops.
 ///
-/// Cost    one allocation for the arguments, one for the result.
+/// Cost    a pass over the format, and one call of fmt an argument.
 /// Errors  a number of arguments that does not fit the format does not compile; a specification that does not fit its
 ///         argument ("{:d}" of words) throws fmt::format_error.
 template <class... Arguments>
 [[nodiscard]] std::string formatted(typename detail::format_for<Arguments...>::type format,
                                     const Arguments&... arguments) {
     const detail::text_argument list[] = {detail::text_argument(arguments)..., detail::text_argument(0)};
-    return detail::compose(format.text, list, sizeof...(Arguments));
+    return detail::compose(format.text, list);
 }
 
 }  // namespace tutti

@@ -4,17 +4,18 @@
 
 #include <cstddef>      // size_t
 #include <cstdint>      // words
-#include <map>          // votes
 #include <span>         // tables
 #include <string>       // texts
 #include <string_view>  // names
+#include <utility>      // move
 #include <vector>       // values by rank
 
-#include <tutti/comm/call.hpp>       // call, control_record
-#include <tutti/comm/decorator.hpp>  // operation
-#include <tutti/core/philox.hpp>     // hash of one count between a pair of ranks
-#include <tutti/core/state.hpp>      // hash_bytes
-#include <tutti/core/text.hpp>       // formatted
+#include <tutti/comm/call.hpp>             // call, control_record
+#include <tutti/comm/decorator.hpp>        // operation
+#include <tutti/comm/detail/majority.hpp>  // whose value counts
+#include <tutti/core/philox.hpp>           // hash of one count between a pair of ranks
+#include <tutti/core/state.hpp>            // hash_bytes
+#include <tutti/core/text.hpp>             // formatted
 
 namespace tutti::comm::detail {
 
@@ -28,20 +29,19 @@ struct finding {
 /// most ranks, and of several such the one that the lowest rank holds; ranks beyond the eighth are counted, not listed.
 template <class Text>
 [[nodiscard]] bool differ(const std::vector<std::uint64_t>& values, std::string_view what, Text text, finding& found) {
-    std::map<std::uint64_t, int> votes;
-    for (const std::uint64_t v : values) { ++votes[v]; }
-    if (votes.size() < 2) { return false; }
-    std::size_t reference = 0;
-    for (std::size_t r = 1; r < values.size(); ++r) {
-        if (votes[values[r]] > votes[values[reference]]) { reference = r; }
-    }
+    const std::size_t reference =
+        majority(values.size(), [&](std::size_t a, std::size_t b) { return values[a] == values[b]; });
     constexpr std::size_t listed = 8;
-    found.text = formatted("{} differs (rank {}: {}", what, reference, text(reference));
+    std::vector<int> ranks;
+    std::string list;
     for (std::size_t r = 0; r < values.size(); ++r) {
         if (values[r] == values[reference]) { continue; }
-        found.ranks.push_back(static_cast<int>(r));
-        if (found.ranks.size() <= listed) { found.text += formatted(", rank {}: {}", r, text(r)); }
+        ranks.push_back(static_cast<int>(r));
+        if (ranks.size() <= listed) { list += formatted(", rank {}: {}", r, text(r)); }
     }
+    if (ranks.empty()) { return false; }
+    found.ranks = std::move(ranks);
+    found.text = formatted("{} differs (rank {}: {}{}", what, reference, text(reference), list);
     if (found.ranks.size() > listed) { found.text += formatted(" and {} more", found.ranks.size() - listed); }
     found.text += ")";
     return true;

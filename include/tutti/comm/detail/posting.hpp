@@ -12,9 +12,10 @@
 #include <utility>      // pair
 #include <vector>       // heads
 
-#include <tutti/comm/call.hpp>   // call
-#include <tutti/core/state.hpp>  // hash_bytes
-#include <tutti/core/text.hpp>   // formatted
+#include <tutti/comm/call.hpp>             // call
+#include <tutti/comm/detail/majority.hpp>  // whose value counts
+#include <tutti/core/state.hpp>            // hash_bytes
+#include <tutti/core/text.hpp>             // formatted
 
 namespace tutti::comm::detail {
 
@@ -90,16 +91,8 @@ static_assert(sizeof(posted) <= 56, "a posting and the word of an arrival are on
 /// Throws the mismatch_error for postings that differ. The reference is the posting most ranks share, of several the
 /// one of the lowest rank.
 [[noreturn]] inline void explain_mismatch(const std::vector<const posted*>& heads, error_context context) {
-    std::size_t reference = 0;
-    std::ptrdiff_t votes = 0;
-    for (std::size_t r = 0; r < heads.size(); ++r) {
-        const auto same =
-            std::count_if(heads.begin(), heads.end(), [&](const posted* h) { return h->agrees_with(*heads[r]); });
-        if (same > votes) {
-            votes = same;
-            reference = r;
-        }
-    }
+    const std::size_t reference =
+        majority(heads.size(), [&](std::size_t a, std::size_t b) { return heads[a]->agrees_with(*heads[b]); });
     using named = std::pair<std::string_view, std::string>;
     const auto difference = [](const posted& h, const posted& other) -> named {
         if (h.kind != other.kind) { return {"collective", std::string(name_of(h.kind))}; }
