@@ -12,6 +12,7 @@
 #include <tutti/core/element.hpp>
 #include <tutti/core/elementwise.hpp>
 #include <tutti/core/error.hpp>
+#include <tutti/core/exact.hpp>
 #include <tutti/core/memory.hpp>
 #include <tutti/core/partition.hpp>
 #include <tutti/core/philox.hpp>

@@ -1,5 +1,6 @@
 // Elementwise operations every module needs: fill, copy (with conversion), scale, add a multiple.
-// Needs core/run. Aliasing: inputs may be the output itself (same first element), not shifted against it.
+// Needs core/run; on a CUDA queue core/cuda_run.cuh. `element(i)` is the arithmetic, for host loops and device threads.
+// Aliasing: inputs may be the output itself (same first element), not shifted against it.
 #pragma once
 
 #include <cstddef>  // size_t
@@ -7,6 +8,7 @@
 
 #include <tutti/core/config.hpp>   // TUTTI_EXACT
 #include <tutti/core/element.hpp>  // accumulator_t
+#include <tutti/core/exact.hpp>    // products and sums rounded separately
 #include <tutti/core/run.hpp>      // run, cost
 #include <tutti/core/text.hpp>     // formatted
 
@@ -26,7 +28,7 @@ void expect_pairs(std::string_view operation, view<From, M> in, view<To, M> out)
 }
 
 // 16-bit floats are made from float or double. Integers go through double, exactly up to 2^53.
-template <class To, class From> constexpr To converted(From x) noexcept {
+template <class To, class From> TUTTI_HOST_DEVICE constexpr To converted(From x) noexcept {
     using A = accumulator_t<From>;
     if constexpr (std::integral<From> && floating_element<To>) {
         return static_cast<To>(static_cast<std::conditional_t<sizeof(To) == 2, double, To>>(x));
@@ -42,8 +44,12 @@ template <transportable T, memory M> struct fill_operation {
     view<T, M> out;
     T value;
     [[nodiscard]] tutti::cost cost() const noexcept { return {static_cast<double>(out.size_bytes()), 0}; }
+    [[nodiscard]] std::size_t size() const noexcept { return out.size(); }
+    TUTTI_HOST_DEVICE void element(std::size_t i) const { out.data()[i] = value; }
     void operator()() const {
-        for (std::size_t i = 0; i < out.size(); ++i) { out.data()[i] = value; }
+        const fill_operation k = *this;
+        const std::size_t n = size();
+        for (std::size_t i = 0; i < n; ++i) { k.element(i); }
     }
 };
 
@@ -55,12 +61,16 @@ template <transportable From, transportable To, memory M> struct copy_operation 
     [[nodiscard]] tutti::cost cost() const noexcept {
         return {static_cast<double>(in.size_bytes() + out.size_bytes()), 0};
     }
+    [[nodiscard]] std::size_t size() const noexcept { return out.size(); }
+    TUTTI_HOST_DEVICE void element(std::size_t i) const { out.data()[i] = detail::converted<To>(in.data()[i]); }
     void operator()() const {
         if (out.empty() || static_cast<const void*>(in.data()) == static_cast<const void*>(out.data())) { return; }
         if constexpr (std::same_as<From, To>) {
             std::memcpy(out.data(), in.data(), out.size_bytes());
         } else {
-            for (std::size_t i = 0; i < out.size(); ++i) { out.data()[i] = detail::converted<To>(in.data()[i]); }
+            const copy_operation k = *this;
+            const std::size_t n = size();
+            for (std::size_t i = 0; i < n; ++i) { k.element(i); }
         }
     }
 };
@@ -74,12 +84,15 @@ template <floating_element T, memory M> struct scale_operation {
     [[nodiscard]] tutti::cost cost() const noexcept {
         return {static_cast<double>(2 * out.size_bytes()), static_cast<double>(out.size())};
     }
+    [[nodiscard]] std::size_t size() const noexcept { return out.size(); }
+    TUTTI_HOST_DEVICE void element(std::size_t i) const {
+        out.data()[i] = static_cast<T>(factor * static_cast<master_t<T>>(in.data()[i]));
+    }
     void operator()() const {
-        const T* const x = in.data();
-        T* const y = out.data();
-        const std::size_t n = out.size();
+        const scale_operation k = *this;
+        const std::size_t n = size();
         TUTTI_INDEPENDENT
-        for (std::size_t i = 0; i < n; ++i) { y[i] = static_cast<T>(factor * static_cast<master_t<T>>(x[i])); }
+        for (std::size_t i = 0; i < n; ++i) { k.element(i); }
     }
 };
 
@@ -92,15 +105,19 @@ template <floating_element T, memory M> struct add_scaled_operation {
     [[nodiscard]] tutti::cost cost() const noexcept {
         return {static_cast<double>(3 * out.size_bytes()), 2.0 * static_cast<double>(out.size())};
     }
+    [[nodiscard]] std::size_t size() const noexcept { return out.size(); }
+    TUTTI_HOST_DEVICE void element(std::size_t i) const {
+        using real = master_t<T>;
+        const exact x(static_cast<real>(in.data()[i]));
+        const exact y(static_cast<real>(out.data()[i]));
+        out.data()[i] = static_cast<T>((y + exact(factor) * x).value);
+    }
     TUTTI_EXACT void operator()() const {
         TUTTI_EXACT_BODY
-        const T* const x = in.data();
-        T* const y = out.data();
-        const std::size_t n = out.size();
+        const add_scaled_operation k = *this;
+        const std::size_t n = size();
         TUTTI_INDEPENDENT
-        for (std::size_t i = 0; i < n; ++i) {
-            y[i] = static_cast<T>(static_cast<master_t<T>>(y[i]) + factor * static_cast<master_t<T>>(x[i]));
-        }
+        for (std::size_t i = 0; i < n; ++i) { k.element(i); }
     }
 };
 

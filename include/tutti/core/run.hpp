@@ -41,6 +41,8 @@ template <queue Q, operation O> void run(Q q, const O& op) {
     } else if constexpr (Q::executes_inline) {
         op();
     } else {
+        static_assert(
+            requires { launch(q, op); }, "the queue has no launch for this operation: include its .cuh");
         launch(q, op);
     }
 }

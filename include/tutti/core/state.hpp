@@ -4,10 +4,12 @@
 
 #include <cstddef>  // size_t
 #include <cstdint>  // uint64_t
+#include <cstring>  // memcpy
 #include <string>   // names
 #include <vector>   // shapes
 
-#include <tutti/core/view.hpp>  // view
+#include <tutti/core/config.hpp>  // TUTTI_HOST_DEVICE
+#include <tutti/core/view.hpp>    // view
 
 namespace tutti {
 
@@ -30,19 +32,23 @@ template <transportable T, memory M>
 
 /// FNV-1a over bytes, eight at a time: an equality check between ranks and runs, not a cryptographic hash.
 /// Determinism: depends on the bytes alone.
-[[nodiscard]] inline std::uint64_t hash_bytes(view<const std::byte> bytes,
-                                              std::uint64_t seed = 14695981039346656037ull) noexcept {
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint64_t hash_bytes(const std::byte* bytes, std::size_t count,
+                                                                std::uint64_t seed) noexcept {
     constexpr std::uint64_t prime = 1099511628211ull;
     std::uint64_t h = seed;
     std::size_t i = 0;
-    for (; i + 8 <= bytes.size(); i += 8) {
+    for (; i + 8 <= count; i += 8) {
         std::uint64_t word = 0;
-        __builtin_memcpy(&word, bytes.data() + i, 8);
+        std::memcpy(&word, bytes + i, 8);
         h = (h ^ word) * prime;
         h ^= h >> 32;  // a multiplication only carries upward: bring the high bits down
     }
-    for (; i < bytes.size(); ++i) { h = (h ^ static_cast<std::uint64_t>(bytes[i])) * prime; }
+    for (; i < count; ++i) { h = (h ^ static_cast<std::uint64_t>(bytes[i])) * prime; }
     return h;
+}
+inline constexpr std::uint64_t hash_seed = 14695981039346656037ull;
+[[nodiscard]] inline std::uint64_t hash_bytes(view<const std::byte> bytes, std::uint64_t seed = hash_seed) noexcept {
+    return hash_bytes(bytes.data(), bytes.size(), seed);
 }
 
 }  // namespace tutti

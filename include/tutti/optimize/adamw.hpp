@@ -8,6 +8,7 @@
 #include <string>  // description
 
 #include <tutti/core/config.hpp>                  // TUTTI_EXACT
+#include <tutti/core/exact.hpp>                   // products and sums rounded separately
 #include <tutti/core/text.hpp>                    // formatted
 #include <tutti/optimize/detail/square_root.hpp>  // square_roots
 #include <tutti/optimize/optimizer.hpp>           // optimizer_state
@@ -34,31 +35,41 @@ template <floating_element T, memory M> struct adamw_operation {
         const auto n = static_cast<double>(value.size());
         return {n * static_cast<double>(sizeof(T) + 6 * sizeof(real)), 15 * n};
     }
+    [[nodiscard]] std::size_t size() const noexcept { return value.size(); }
+    TUTTI_HOST_DEVICE void element(std::size_t i) const {
+        moments(i);
+        step_by(i, root(exact(second.data()[i])));
+    }
     TUTTI_EXACT void operator()() const {
         TUTTI_EXACT_BODY
-        const T* const g = gradient.data();
-        real* const x = value.data();
-        real* const m = first.data();
-        real* const v = second.data();
-        const adamw_operation k = *this;  // constants in registers: stores through x, m, v cannot change them
+        const adamw_operation k = *this;  // constants in registers: stores through its pointers cannot change them
         // Roots in a pass of their own over blocks that stay in cache: a loop that holds one does not vectorize.
         constexpr std::size_t block = 512;
-        real root[block];
-        const std::size_t size = value.size();
-        for (std::size_t begin = 0; begin < size; begin += block) {
-            const std::size_t end = size - begin < block ? size : begin + block;
+        real roots[block];
+        const std::size_t n = size();
+        for (std::size_t begin = 0; begin < n; begin += block) {
+            const std::size_t end = n - begin < block ? n : begin + block;
             TUTTI_INDEPENDENT
-            for (std::size_t i = begin; i < end; ++i) {
-                const real d = k.gradient_factor * static_cast<real>(g[i]);
-                m[i] = k.beta1 * m[i] + k.rest1 * d;
-                v[i] = k.beta2 * v[i] + k.rest2 * (d * d);
-            }
-            detail::square_roots(v + begin, root, end - begin);
+            for (std::size_t i = begin; i < end; ++i) { k.moments(i); }
+            detail::square_roots(second.data() + begin, roots, end - begin);
             TUTTI_INDEPENDENT
-            for (std::size_t i = begin; i < end; ++i) {
-                x[i] = k.keep * x[i] - k.step * (m[i] / (root[i - begin] * k.root_correction + k.epsilon));
-            }
+            for (std::size_t i = begin; i < end; ++i) { k.step_by(i, exact(roots[i - begin])); }
         }
+    }
+
+private:
+    TUTTI_HOST_DEVICE void moments(std::size_t i) const {
+        const auto d = exact(gradient_factor) * exact(static_cast<real>(gradient.data()[i]));
+        const exact m(first.data()[i]);
+        const exact v(second.data()[i]);
+        first.data()[i] = (exact(beta1) * m + exact(rest1) * d).value;
+        second.data()[i] = (exact(beta2) * v + exact(rest2) * (d * d)).value;
+    }
+    TUTTI_HOST_DEVICE void step_by(std::size_t i, exact<real> root_of_second) const {
+        const exact x(value.data()[i]);
+        const exact m(first.data()[i]);
+        const auto towards = m / (root_of_second * exact(root_correction) + exact(epsilon));
+        value.data()[i] = (exact(keep) * x - exact(step) * towards).value;
     }
 };
 

@@ -9,6 +9,7 @@
 
 #include <tutti/core/config.hpp>       // TUTTI_EXACT
 #include <tutti/core/elementwise.hpp>  // fill
+#include <tutti/core/exact.hpp>        // products and sums rounded separately
 #include <tutti/core/run.hpp>          // operations
 #include <tutti/core/text.hpp>         // formatted
 
@@ -25,6 +26,7 @@ inline constexpr std::size_t norm_block = 4096;
 /// are added in order: vectorized or not, the same bits. Cost: reads the input once.
 template <floating_element T, memory M> struct square_sums_operation {
     static constexpr std::string_view name = "square_sums";
+    static constexpr std::size_t lanes = 8;
     view<const T, M> in;
     view<double, M> out;
     [[nodiscard]] tutti::cost cost() const noexcept {
@@ -32,7 +34,6 @@ template <floating_element T, memory M> struct square_sums_operation {
     }
     TUTTI_EXACT void operator()() const {
         TUTTI_EXACT_BODY
-        constexpr std::size_t lanes = 8;
         for (std::size_t b = 0; b < out.size(); ++b) {
             const std::size_t first = b * norm_block;
             const T* const x = in.data() + first;
@@ -40,33 +41,34 @@ template <floating_element T, memory M> struct square_sums_operation {
             double partial[lanes] = {};
             std::size_t i = 0;
             for (; i + lanes <= n; i += lanes) {
-                for (std::size_t j = 0; j < lanes; ++j) {
-                    const auto d = static_cast<double>(static_cast<master_t<T>>(x[i + j]));
-                    partial[j] += d * d;
-                }
+                for (std::size_t j = 0; j < lanes; ++j) { partial[j] = added_square(partial[j], x[i + j]); }
             }
-            for (std::size_t j = 0; i < n; ++i, ++j) {
-                const auto d = static_cast<double>(static_cast<master_t<T>>(x[i]));
-                partial[j] += d * d;
-            }
+            for (std::size_t j = 0; i < n; ++i, ++j) { partial[j] = added_square(partial[j], x[i]); }
             double total = 0;
             for (const double p : partial) { total += p; }
             out.data()[b] = total;
         }
     }
+    TUTTI_HOST_DEVICE static double added_square(double sum, T x) {
+        const exact d(static_cast<double>(static_cast<master_t<T>>(x)));
+        return (exact(sum) + d * d).value;
+    }
 };
 
-/// out[0] = in[0] + in[1] + ..., in order.
+/// out[0] = the sum of in. Determinism: element i goes to partial sum i mod 256, the partial sums are added in order.
 template <memory M> struct ordered_sum_operation {
     static constexpr std::string_view name = "ordered_sum";
+    static constexpr std::size_t lanes = 256;
     view<const double, M> in;
     view<double, M> out;
     [[nodiscard]] tutti::cost cost() const noexcept {
         return {static_cast<double>(in.size_bytes() + out.size_bytes()), static_cast<double>(in.size())};
     }
     void operator()() const {
+        double partial[lanes] = {};
+        for (std::size_t i = 0; i < in.size(); ++i) { partial[i % lanes] += in.data()[i]; }
         double total = 0;
-        for (std::size_t i = 0; i < in.size(); ++i) { total += in.data()[i]; }
+        for (const double p : partial) { total += p; }
         out.data()[0] = total;
     }
 };

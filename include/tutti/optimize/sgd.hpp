@@ -6,6 +6,7 @@
 #include <limits>  // infinity
 #include <string>  // description
 
+#include <tutti/core/exact.hpp>          // products and sums rounded separately
 #include <tutti/core/text.hpp>           // formatted
 #include <tutti/optimize/optimizer.hpp>  // optimizer_state
 
@@ -30,33 +31,24 @@ template <floating_element T, memory M> struct sgd_operation {
         return {n * (static_cast<double>(sizeof(T)) + state * static_cast<double>(sizeof(real))),
                 (velocity.empty() ? 5 : 9) * n};
     }
+    [[nodiscard]] std::size_t size() const noexcept { return value.size(); }
+    TUTTI_HOST_DEVICE void element(std::size_t i) const {
+        const exact x(value.data()[i]);
+        const auto d = exact(gradient_factor) * exact(static_cast<real>(gradient.data()[i])) + exact(decay) * x;
+        auto direction = d;
+        if (!velocity.empty()) {
+            const auto u = exact(momentum) * exact(velocity.data()[i]) + d;
+            velocity.data()[i] = u.value;
+            direction = nesterov ? d + exact(momentum) * u : u;
+        }
+        value.data()[i] = (x - exact(learning_rate) * direction).value;
+    }
     TUTTI_EXACT void operator()() const {
         TUTTI_EXACT_BODY
-        real* const x = value.data();
-        const T* const g = gradient.data();
-        real* const u = velocity.data();
-        const std::size_t n = value.size();
-        const sgd_operation k = *this;
-        if (velocity.empty()) {
-            TUTTI_INDEPENDENT
-            for (std::size_t i = 0; i < n; ++i) {
-                x[i] = x[i] - k.learning_rate * (k.gradient_factor * static_cast<real>(g[i]) + k.decay * x[i]);
-            }
-        } else if (k.nesterov) {
-            TUTTI_INDEPENDENT
-            for (std::size_t i = 0; i < n; ++i) {
-                const real d = k.gradient_factor * static_cast<real>(g[i]) + k.decay * x[i];
-                u[i] = k.momentum * u[i] + d;
-                x[i] = x[i] - k.learning_rate * (d + k.momentum * u[i]);
-            }
-        } else {
-            TUTTI_INDEPENDENT
-            for (std::size_t i = 0; i < n; ++i) {
-                const real d = k.gradient_factor * static_cast<real>(g[i]) + k.decay * x[i];
-                u[i] = k.momentum * u[i] + d;
-                x[i] = x[i] - k.learning_rate * u[i];
-            }
-        }
+        const sgd_operation k = *this;  // constants in registers: stores through its pointers cannot change them
+        const std::size_t n = size();
+        TUTTI_INDEPENDENT
+        for (std::size_t i = 0; i < n; ++i) { k.element(i); }
     }
 };
 

@@ -271,7 +271,8 @@ private:
             c.all_reduce(g, g, mean{});
             detail::gradient_storage<T, Q>::unpack(c.queue(), *apart);
         };
-        in_flight_[b] = lane_.submit(bucket_names_[b], std::move(work), queue_);
+        // nvcc takes the reference that an assignment gives for a ticket thrown away.
+        static_cast<void>(in_flight_[b] = lane_.submit(bucket_names_[b], std::move(work), queue_));
     }
 
     Q queue_;
