@@ -1,7 +1,7 @@
 # cmake -DINCLUDE_DIR=<include> -P check_module_order.cmake
 # Fails, naming each offense, when a header under <include>/tutti includes a module above its own, when a module is not
-# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, when a .hpp includes CUDA, or when the
-# umbrella leaves out a public header.
+# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, when a .hpp outside core/cuda_*.hpp
+# includes CUDA, or when the umbrella leaves out a public header that needs neither.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -34,7 +34,7 @@ foreach(header IN LISTS headers)
       continue()
     endif()
   endif()
-  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/mpi[_.]|^tutti\\.hpp$")
+  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/mpi[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$")
     string(FIND "${umbrella}" "#include <tutti/${header}>" position)
     if(position EQUAL -1)
       string(APPEND offenses "${header}: is missing in tutti.hpp\n")
@@ -56,6 +56,9 @@ foreach(header IN LISTS headers)
       if(header MATCHES "\\.hpp$" AND file MATCHES "\\.cuh$")
         string(APPEND offenses "${header}: a .hpp includes ${file}\n")
       endif()
+      if(path MATCHES "^core/(detail/)?cuda_" AND NOT header MATCHES "\\.cuh$|^core/(detail/)?cuda_")
+        string(APPEND offenses "${header}: includes ${file}, and so CUDA\n")
+      endif()
       if(path MATCHES "^comm/(detail/)?mpi(_.*)?$" AND NOT header MATCHES "^comm/(detail/)?mpi[_.]")
         string(APPEND offenses "${header}: includes ${file}, and so MPI\n")
       endif()
@@ -67,8 +70,8 @@ foreach(header IN LISTS headers)
       string(APPEND offenses "${header}: includes the umbrella\n")
     elseif(file MATCHES "^(openmpi/|mpich/)?mpi(-ext)?\\.h$" AND NOT header MATCHES "^comm/(detail/)?mpi[_.]")
       string(APPEND offenses "${header}: includes ${file}; only comm/mpi.hpp may\n")
-    elseif(file MATCHES "^(cuda|cublas|cub/|thrust/|nccl|cudnn)" AND NOT header MATCHES "\\.cuh$")
-      string(APPEND offenses "${header}: includes ${file}; only a .cuh may\n")
+    elseif(file MATCHES "^(cuda|cublas|cub/|thrust/|nccl|cudnn)" AND NOT header MATCHES "\\.cuh$|^core/(detail/)?cuda_")
+      string(APPEND offenses "${header}: includes ${file}; only a .cuh and core/cuda_*.hpp may\n")
     endif()
   endforeach()
 endforeach()

@@ -3,7 +3,7 @@
 #
 #   tutti_add_test(NAME core.philox SOURCES philox.cpp [LIBRARIES tutti::blas ...] [LABELS unit ...] [TIMEOUT s] ...)
 #   tutti_add_mpi_test(NAME comm.mpi SOURCES mpi.cpp RANKS 1 2 4 [...])
-#   tutti_add_test(NAME gpu.philox SOURCES philox.cu LABELS gpu)    # skipped without TUTTI_WITH_CUDA
+#   tutti_add_test(NAME gpu.philox SOURCES philox.cu LABELS gpu)    # skipped without nvcc
 #   tutti_add_skipped_test(NAME x REASON "no nvcc" [LABELS ...])
 #
 # Common arguments of all but the last:
@@ -93,9 +93,13 @@ endmacro()
 
 function(tutti_add_test)
   tutti_parse_test(60 unit)
-  if("gpu" IN_LIST arg_LABELS AND NOT TUTTI_WITH_CUDA)
-    tutti_add_skipped_test(NAME ${arg_NAME} LABELS ${arg_LABELS} REASON "TUTTI_WITH_CUDA is OFF (see ./dev gpu-test)")
-    return()
+  if("gpu" IN_LIST arg_LABELS)
+    if(NOT CMAKE_CUDA_COMPILER)
+      tutti_add_skipped_test(NAME ${arg_NAME} LABELS ${arg_LABELS}
+        REASON "no nvcc was found at configure time, or TUTTI_WITH_CUDA is OFF")
+      return()
+    endif()
+    list(APPEND arg_LIBRARIES tutti::cuda)
   endif()
   tutti_add_test_program(${arg_NAME} tutti_test_main ${arg_FLAGS} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES}
     LABELS ${arg_LABELS} COMPILE_OPTIONS ${arg_COMPILE_OPTIONS})

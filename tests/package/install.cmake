@@ -3,7 +3,8 @@
 include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 
 step(${configure} -S ${SOURCE} -B ${WORK}/build -DCMAKE_INSTALL_PREFIX=${WORK}/first
-  -DTUTTI_BUILD_TESTS=OFF -DTUTTI_BUILD_BENCH=OFF -DTUTTI_BUILD_EXAMPLES=OFF -DTUTTI_WITH_MPI=OFF -DTUTTI_WITH_BLAS=OFF)
+  -DTUTTI_BUILD_TESTS=OFF -DTUTTI_BUILD_BENCH=OFF -DTUTTI_BUILD_EXAMPLES=OFF -DTUTTI_WITH_MPI=OFF -DTUTTI_WITH_BLAS=OFF
+  -DTUTTI_WITH_CUDA=OFF)
 step(${CMAKE_COMMAND} --install ${WORK}/build)
 file(REMOVE_RECURSE ${WORK}/build)
 file(RENAME ${WORK}/first ${WORK}/prefix)
@@ -33,7 +34,7 @@ endfunction()
 
 consume(no_component)
 set(components "")
-foreach(component IN ITEMS mpi blas)
+foreach(component IN ITEMS mpi blas cuda)
   string(TOUPPER ${component} upper)
   if(HAVE_${upper})
     string(APPEND components " ${component}")
@@ -51,6 +52,10 @@ if(HAVE_BLAS)
   step(${WORK}/components/program_blas)
   expect_output("2 * 3 = 6")
 endif()
+if(HAVE_CUDA)
+  step(${WORK}/components/program_cuda)
+  expect_output("a copy of 3 elements")
+endif()
 
 set(refused ${configure} -S ${CMAKE_CURRENT_LIST_DIR}/install -B ${WORK}/refused -DCMAKE_PREFIX_PATH=${WORK}/prefix
   -DVERSION=${VERSION})
@@ -58,3 +63,5 @@ step_fails("tutti has no component 'nonsense'" ${refused} -DCOMPONENTS=nonsense)
 step_fails("tutti::mpi needs MPI, which was not found" ${refused} -DCOMPONENTS=mpi -DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON)
 step_fails("tutti::blas needs CBLAS, which was not found" ${refused} -DCOMPONENTS=blas
   -DCMAKE_DISABLE_FIND_PACKAGE_CBLAS=ON)
+step_fails("tutti::cuda needs CUDAToolkit, which was not found" ${refused} -DCOMPONENTS=cuda
+  -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)

@@ -1,0 +1,240 @@
+// cuda_queue: a CUDA stream as a queue; events, stream-ordered storage, page-locked buffers, copies to and from the host.
+// Needs core/queue and the CUDA runtime (tutti::cuda); any C++20 compiler, no nvcc. Kernels are in the .cuh files.
+#pragma once
+
+#include <chrono>       // waits
+#include <concepts>     // same_as
+#include <cstddef>      // size_t
+#include <cstring>      // memcpy
+#include <memory>       // shared by handles
+#include <string_view>  // names of operations
+#include <thread>       // waits
+#include <utility>      // move
+
+#include <cuda_runtime_api.h>
+
+#include <tutti/core/deadline.hpp>            // deadline
+#include <tutti/core/detail/cuda_stream.hpp>  // streams, pools, checks
+#include <tutti/core/elementwise.hpp>         // copy_operation
+#include <tutti/core/error.hpp>               // usage_error
+#include <tutti/core/queue.hpp>               // queue
+#include <tutti/core/text.hpp>                // formatted
+#include <tutti/core/view.hpp>                // view
+
+namespace tutti {
+
+/// Work on a GPU, in the order of a stream.
+///
+/// Semantics    a handle; copies share the stream. The stream does not wait for the legacy default stream. Storage is
+///              allocated and released in the stream's order, from one pool a device that keeps what was released.
+///   record     the point after all work so far; wait(e) orders later work behind it without blocking the host.
+///   sibling    another stream of the same device and account.
+/// Threads      handles may be used from any thread, one at a time where the order of work matters.
+/// Determinism  work of one queue runs in order; work of different queues only as events say.
+/// Cost         record and wait: about a microsecond of the host's time each; allocation the same once the pool is warm.
+/// Errors       backend_error with CUDA's code, name and text; errors of asynchronous work appear at a later call.
+///              After a fault on the device every call fails: CUDA has no way back but a new process.
+class cuda_queue {
+    std::shared_ptr<memory_account> account_ = std::make_shared<memory_account>();
+    std::shared_ptr<detail::cuda_stream> stream_;
+
+    cuda_queue(std::shared_ptr<memory_account> a, std::shared_ptr<detail::cuda_stream> s)
+        : account_(std::move(a)), stream_(std::move(s)) {}
+
+    [[nodiscard]] static int current_device() {
+        int device = 0;
+        detail::check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+        return device;
+    }
+
+public:
+    using memory_type = device_memory;
+    static constexpr bool executes_inline = false;
+
+    /// A point in the work of a stream.
+    class event_type {
+        friend cuda_queue;
+        struct mark {
+            std::shared_ptr<detail::cuda_stream> stream;
+            cudaEvent_t handle;
+            explicit mark(std::shared_ptr<detail::cuda_stream> s)
+                : stream(std::move(s)), handle(stream->take_event()) {}
+            mark(const mark&) = delete;
+            mark& operator=(const mark&) = delete;
+            ~mark() { stream->give_event(handle); }
+        };
+        std::shared_ptr<mark> mark_;
+        explicit event_type(std::shared_ptr<mark> m) noexcept : mark_(std::move(m)) {}
+
+    public:
+        [[nodiscard]] bool ready() const {
+            const cudaError_t code = cudaEventQuery(mark_->handle);
+            if (code == cudaErrorNotReady) {
+                cudaGetLastError();  // an answer, not an error
+                return false;
+            }
+            detail::check_cuda(code, "cudaEventQuery");
+            return true;
+        }
+        /// Polls: a CUDA wait has no deadline. Errors: timeout_error past it; those of the work.
+        void wait_host(deadline limit) const {
+            constexpr duration yielding = std::chrono::microseconds(200);
+            const deadline start = clock_type::now();
+            while (!ready()) {
+                const deadline now = clock_type::now();
+                if (now >= limit) {
+                    throw timeout_error(
+                        formatted("event: the stream did not get there within {:.3g} s", seconds(now - start)), {});
+                }
+                if (now - start < yielding) {
+                    std::this_thread::yield();
+                } else {
+                    std::this_thread::sleep_for(std::chrono::microseconds(20));
+                }
+            }
+        }
+        [[nodiscard]] cudaEvent_t native_handle() const noexcept { return mark_->handle; }
+    };
+
+    /// A new stream on the current device.
+    cuda_queue() : cuda_queue(current_device()) {}
+    /// A new stream. Errors: backend_error when there is no such device.
+    explicit cuda_queue(int device) : stream_(std::make_shared<detail::cuda_stream>(device)) {}
+    /// The caller's stream, which must outlive all handles and all that was allocated through them.
+    explicit cuda_queue(cudaStream_t existing) {
+        int device = 0;
+        detail::check_cuda(cudaStreamGetDevice(existing, &device), "cudaStreamGetDevice");
+        stream_ = std::make_shared<detail::cuda_stream>(existing, device);
+    }
+
+    [[nodiscard]] event_type record() const {
+        event_type e(std::make_shared<typename event_type::mark>(stream_));
+        detail::check_cuda(cudaEventRecord(e.mark_->handle, stream_->handle), "cudaEventRecord");
+        return e;
+    }
+    void wait(const event_type& e) const {
+        detail::check_cuda(cudaStreamWaitEvent(stream_->handle, e.mark_->handle, 0), "cudaStreamWaitEvent");
+    }
+    /// Storage aligned to 256 bytes, contents unspecified. Zero bytes give nullptr.
+    [[nodiscard]] void* allocate(std::size_t bytes) const {
+        if (bytes == 0) { return nullptr; }
+        void* p = nullptr;
+        detail::check_cuda(
+            cudaMallocFromPoolAsync(&p, bytes, detail::cuda_pool::of(stream_->device).handle(), stream_->handle),
+            "cudaMallocFromPoolAsync");
+        account_->allocated(bytes);
+        return p;
+    }
+    void release(void* p, std::size_t bytes) const noexcept {
+        if (p == nullptr) { return; }
+        cudaFreeAsync(p, stream_->handle);  // fails only after a fault or at exit, when nothing is left to be freed
+        account_->released(bytes);
+    }
+    [[nodiscard]] memory_account& account() const noexcept { return *account_; }
+    [[nodiscard]] cuda_queue sibling() const {
+        return {account_, std::make_shared<detail::cuda_stream>(stream_->device)};
+    }
+
+    [[nodiscard]] cudaStream_t stream() const noexcept { return stream_->handle; }
+    [[nodiscard]] int device() const noexcept { return stream_->device; }
+
+    /// The device's part of `fetch`: one element by way of page-locked memory.
+    /// Cost  a host wait for the queue. Errors  timeout_error after the default timeout.
+    template <class T>
+    [[nodiscard]] friend std::remove_const_t<T> fetch_from_device(const cuda_queue& q, view<T, device_memory> v) {
+        std::remove_const_t<T> value{};
+        static_assert(sizeof(value) <= detail::cuda_stream::cell_bytes, "fetch is for scalars");
+        q.stream_->with_cell([&](void* cell) {
+            q.copy(cell, v.data(), sizeof(value), cudaMemcpyDeviceToHost);
+            q.record().wait_host(after(default_timeout()));
+            std::memcpy(&value, cell, sizeof(value));
+        });
+        return value;
+    }
+
+    /// Bytes, in the queue's order, as cudaMemcpyAsync does it: `upload`, `download` and `tutti::copy` say when that is.
+    void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
+        if (bytes == 0) { return; }
+        detail::check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_->handle), "cudaMemcpyAsync");
+    }
+
+    /// Gives what the device's pool keeps unused back to the driver. Cost: may wait for the device.
+    static void trim(int device) {
+        detail::check_cuda(cudaMemPoolTrimTo(detail::cuda_pool::of(device).handle(), 0), "cudaMemPoolTrimTo");
+    }
+};
+static_assert(queue<cuda_queue>);
+
+/// A host queue whose storage is page-locked: buffer<T, pinned_queue> is what copy engines reach asynchronously.
+///
+/// Cost    allocation is slow (it may wait for the device): keep buffers. Errors: backend_error when memory is short.
+class pinned_queue {
+    std::shared_ptr<memory_account> account_ = std::make_shared<memory_account>();
+
+public:
+    using memory_type = pinned_memory;
+    using event_type = host_queue::event_type;
+    static constexpr bool executes_inline = true;
+
+    [[nodiscard]] event_type record() const noexcept { return {}; }
+    void wait(const event_type&) const noexcept {}
+    [[nodiscard]] void* allocate(std::size_t bytes) const {
+        if (bytes == 0) { return nullptr; }
+        void* p = nullptr;
+        detail::check_cuda(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+        account_->allocated(bytes);
+        return p;
+    }
+    void release(void* p, std::size_t bytes) const noexcept {
+        if (p == nullptr) { return; }
+        cudaFreeHost(p);
+        account_->released(bytes);
+    }
+    [[nodiscard]] memory_account& account() const noexcept { return *account_; }
+    [[nodiscard]] pinned_queue sibling() const noexcept { return *this; }
+};
+static_assert(queue<pinned_queue>);
+
+namespace detail {
+// Between host and device. CUDA blocks, without a deadline, while it copies memory that is not page-locked: so that the
+// block is short, the queue is waited for before.
+template <memory Host, class T, memory From, class U, memory To>
+void copy_across(std::string_view operation, const cuda_queue& q, view<T, From> in, view<U, To> out,
+                 cudaMemcpyKind kind) {
+    if (in.size() != out.size()) {
+        throw usage_error(formatted("{}: sizes differ (in {}, out {})", operation, in.size(), out.size()));
+    }
+    if constexpr (!std::same_as<Host, pinned_memory>) { q.record().wait_host(after(default_timeout())); }
+    q.copy(out.data(), in.data(), in.size_bytes(), kind);
+}
+}  // namespace detail
+
+/// Copies host to device, in the queue's order.
+///
+/// Semantics  page-locked memory is read when the queue gets there and must live until then. For other memory the call
+///            waits for the queue; on return it has been read and may change.
+/// Errors     usage_error when sizes differ; timeout_error when the queue does not get there.
+template <class T, memory M>
+requires(M::host_accessible) void upload(const cuda_queue& q, view<T, M> in,
+                                         view<std::remove_const_t<T>, device_memory> out) {
+    detail::copy_across<M>("upload", q, in, out, cudaMemcpyHostToDevice);
+}
+
+/// Copies device to host, in the queue's order.
+///
+/// Semantics  page-locked memory is written when the queue gets there: wait for an event before reading it. For other
+///            memory the call waits for the queue; on return it has been written.
+/// Errors     usage_error when sizes differ; timeout_error when the queue does not get there.
+template <class T, memory M>
+requires(M::host_accessible) void download(const cuda_queue& q, view<T, device_memory> in,
+                                           view<std::remove_const_t<T>, M> out) {
+    detail::copy_across<M>("download", q, in, out, cudaMemcpyDeviceToHost);
+}
+
+/// A copy that keeps the type needs no kernel.
+template <transportable T> void launch(const cuda_queue& q, const copy_operation<T, T, device_memory>& copy) {
+    if (copy.in.data() == copy.out.data()) { return; }
+    q.copy(copy.out.data(), copy.in.data(), copy.out.size_bytes(), cudaMemcpyDeviceToDevice);
+}
+
+}  // namespace tutti

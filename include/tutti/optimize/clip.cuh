@@ -1,0 +1,67 @@
+// The device side of optimize/clip: block sums of squares and their sum, with the host's bits.
+// Needs core/cuda_run and nvcc.
+#pragma once
+
+#include <cstddef>  // size_t
+
+#include <tutti/core/cuda_run.cuh>  // elementwise operations, grids
+#include <tutti/optimize/clip.hpp>  // operations
+
+namespace tutti::optimize {
+
+namespace detail {
+
+// As many threads a block of elements as the host's loop has partial sums, so both add in one order.
+template <class O> __global__ void sum_squares(O op) {
+    const std::size_t thread = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
+    const std::size_t block = thread / O::lanes;
+    const std::size_t lane = thread % O::lanes;
+    double partial = 0;
+    if (block < op.out.size()) {
+        const std::size_t first = block * norm_block;
+        const std::size_t rest = op.in.size() - first;
+        const std::size_t count = rest < norm_block ? rest : norm_block;
+        const auto* const x = op.in.data() + first;
+#pragma unroll 8
+        for (std::size_t i = lane; i < count; i += O::lanes) { partial = O::added_square(partial, x[i]); }
+    }
+    double total = 0;
+    for (unsigned j = 0; j < O::lanes; ++j) {
+        total += __shfl_sync(0xffffffffu, partial, static_cast<int>(j), O::lanes);
+    }
+    if (lane == 0 && block < op.out.size()) { op.out.data()[block] = total; }
+}
+
+template <class O> __global__ void sum_in_order(O op) {
+    __shared__ double partial[O::lanes];
+    double mine = 0;
+    for (std::size_t i = threadIdx.x; i < op.in.size(); i += O::lanes) { mine += op.in.data()[i]; }
+    partial[threadIdx.x] = mine;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        double total = 0;
+        for (const double p : partial) { total += p; }
+        op.out.data()[0] = total;
+    }
+}
+
+}  // namespace detail
+
+/// Determinism  the host's bits. Cost: one read of the input.
+template <floating_element T> void launch(const cuda_queue& q, const square_sums_operation<T, device_memory>& op) {
+    if (op.out.empty()) { return; }
+    constexpr unsigned threads = 256;
+    const tutti::detail::on_device scope(q.device());
+    const unsigned blocks = tutti::detail::grid_for(op.name, op.out.size() * op.lanes, threads);
+    detail::sum_squares<<<blocks, threads, 0, q.stream()>>>(op);
+    tutti::detail::check_cuda(cudaGetLastError(), op.name);
+}
+
+/// Determinism  the host's bits. Cost: one block; for sums of a few ten thousand numbers.
+inline void launch(const cuda_queue& q, const ordered_sum_operation<device_memory>& op) {
+    const tutti::detail::on_device scope(q.device());
+    detail::sum_in_order<<<1, static_cast<unsigned>(op.lanes), 0, q.stream()>>>(op);
+    tutti::detail::check_cuda(cudaGetLastError(), op.name);
+}
+
+}  // namespace tutti::optimize

@@ -1,0 +1,123 @@
+// data_parallel on a GPU, one rank: the bits of the same strategy on the host, over whole steps with clipping.
+#include <tutti/strategy/data_parallel.cuh>  // under test
+
+#include <algorithm>  // copy
+#include <cstdint>    // streams
+#include <cstring>    // memcmp
+#include <string>     // names
+#include <utility>    // pair
+#include <vector>     // values
+
+#include <doctest/doctest.h>  // checks
+
+#include <tutti/comm/self.hpp>       // one rank
+#include <tutti/core/philox.hpp>     // noise
+#include <tutti/core/buffer.hpp>     // storage
+#include <tutti/optimize/adamw.hpp>  // optimizer
+
+#include "device.hpp"  // require_device
+
+using namespace tutti;
+
+namespace test_of_data_parallel {
+
+// g += what would be a gradient: a function of the value and of positions in the run.
+template <class T, memory M> struct slope_operation {
+    static constexpr std::string_view name = "slope";
+    view<const T, M> x;
+    view<T, M> g;
+    std::uint32_t sample;
+    [[nodiscard]] tutti::cost cost() const noexcept { return {}; }
+    [[nodiscard]] std::size_t size() const noexcept { return x.size(); }
+    TUTTI_HOST_DEVICE void element(std::size_t i) const {
+        const exact noise(random_stream{.seed = 5, .stream = sample}.normal(i));
+        const exact pull = exact(static_cast<float>(x.data()[i])) + noise;
+        g.data()[i] = static_cast<T>((exact(static_cast<float>(g.data()[i])) + pull).value);
+    }
+    void operator()() const {
+        for (std::size_t i = 0; i < size(); ++i) { element(i); }
+    }
+};
+
+}  // namespace test_of_data_parallel
+
+namespace {
+
+using test_of_data_parallel::slope_operation;
+
+const std::vector<std::size_t> sizes{1, 3000, 64, 10000, 7};
+
+template <class T> std::vector<T> initial(std::size_t p) {
+    std::vector<T> v(sizes[p]);
+    for (std::size_t i = 0; i < v.size(); ++i) {
+        v[i] = static_cast<T>(random_stream{.seed = 6, .stream = static_cast<std::uint32_t>(p)}.normal(i));
+    }
+    return v;
+}
+
+// Five steps of two micro-batches each; gives the values and the norms.
+template <class T, queue Q, class Copy>
+std::pair<std::vector<std::vector<T>>, std::vector<double>> train(Q q, Copy to_memory, bool own_gradients) {
+    using M = typename Q::memory_type;
+    std::vector<buffer<T, Q>> values;
+    std::vector<buffer<T, Q>> gradients;
+    strategy::parameters<T, M> list;
+    for (std::size_t p = 0; p < sizes.size(); ++p) {
+        values.emplace_back(q, sizes[p]);
+        gradients.emplace_back(q, own_gradients ? sizes[p] : 0);
+        to_memory(q, initial<T>(p), values.back().view());
+        list.push_back(
+            {"p" + std::to_string(p), {sizes[p]}, p % 2 == 0, values.back().view(), gradients.back().view()});
+    }
+    strategy::data_parallel<comm::self<Q>, optimize::adamw, T> s(comm::self<Q>(q), {}, {.bucket_bytes = 4096});
+    s.attach(list);
+    std::vector<double> norms;
+    for (std::uint32_t step = 0; step < 5; ++step) {
+        for (std::uint32_t m = 0; m < 2; ++m) {
+            s.begin({static_cast<int>(m), 2});
+            for (std::size_t p = sizes.size(); p-- > 0;) {
+                const auto sample = 100 * step + 10 * static_cast<std::uint32_t>(p) + m;
+                run(s.queue(), slope_operation<T, M>{s.before_use(p), s.gradient(p), sample});
+                s.after_use(p);
+                s.gradient_ready(p);
+            }
+        }
+        norms.push_back(s.step({.learning_rate = 0.01, .clip_norm = 1}).norm);
+    }
+    s.finish();
+    std::vector<std::vector<T>> result;
+    for (std::size_t p = 0; p < sizes.size(); ++p) {
+        result.emplace_back(sizes[p]);
+        if constexpr (Q::executes_inline) {
+            std::copy_n(values[p].data(), sizes[p], result.back().begin());
+        } else {
+            download(q, values[p].view(), view<T>(result.back()));
+        }
+    }
+    return {result, norms};
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("a GPU gives the bits of the host", T, float, bfloat16) {
+    test::require_device();
+    for (const bool own_gradients : {false, true}) {
+        CAPTURE(own_gradients);
+        const auto [host, host_norms] = train<T>(
+            host_queue{},
+            [](const host_queue&, const std::vector<T>& v, view<T> to) { std::copy(v.begin(), v.end(), to.begin()); },
+            own_gradients);
+        const auto [device, device_norms] = train<T>(
+            cuda_queue(0),
+            [](const cuda_queue& q, const std::vector<T>& v, view<T, device_memory> to) {
+                upload(q, view<const T>(v), to);
+            },
+            own_gradients);
+        CHECK(host_norms == device_norms);
+        for (std::size_t p = 0; p < sizes.size(); ++p) {
+            CAPTURE(p);
+            CHECK(std::memcmp(host[p].data(), device[p].data(), sizes[p] * sizeof(T)) == 0);
+        }
+        CHECK(host_norms.front() > 1);  // clipping took part
+    }
+}
