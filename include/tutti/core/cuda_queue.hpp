@@ -119,6 +119,7 @@ public:
     [[nodiscard]] void* allocate(std::size_t bytes) const {
         if (bytes == 0) { return nullptr; }
         void* p = nullptr;
+        const detail::on_device scope(stream_->device);
         detail::check_cuda(
             cudaMallocFromPoolAsync(&p, bytes, detail::cuda_pool::of(stream_->device).handle(), stream_->handle),
             "cudaMallocFromPoolAsync");
@@ -127,7 +128,10 @@ public:
     }
     void release(void* p, std::size_t bytes) const noexcept {
         if (p == nullptr) { return; }
-        cudaFreeAsync(p, stream_->handle);  // fails only after a fault or at exit, when nothing is left to be freed
+        try {
+            const detail::on_device scope(stream_->device);
+            cudaFreeAsync(p, stream_->handle);
+        } catch (const error&) {}  // after a fault, or at exit: there is nothing left to be freed
         account_->released(bytes);
     }
     [[nodiscard]] memory_account& account() const noexcept { return *account_; }
@@ -155,6 +159,7 @@ public:
     /// Bytes, in the queue's order, as cudaMemcpyAsync does it: `upload`, `download` and `tutti::copy` say when that is.
     void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
         if (bytes == 0) { return; }
+        const detail::on_device scope(stream_->device);  // CUDA refuses storage from a pool of another device
         detail::check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_->handle), "cudaMemcpyAsync");
     }
 
