@@ -5,7 +5,7 @@
 #include <cstddef>  // size_t
 #include <cstdint>  // positions
 
-#include <tutti/core/cuda_run.cuh>  // grids
+#include <tutti/core/cuda_run.cuh>  // start
 #include <tutti/core/philox.hpp>    // fill_normal_operation
 
 namespace tutti {
@@ -30,11 +30,9 @@ template <class O> __global__ void fill_normals(O op) {
 /// Determinism  the host's bits.
 template <floating_element T> void launch(const cuda_queue& q, const fill_normal_operation<T, device_memory>& op) {
     if (op.out.empty()) { return; }
-    constexpr unsigned threads = 256;
-    const std::size_t blocks = static_cast<std::size_t>(((op.first + op.out.size() + 3) >> 2) - (op.first >> 2));
-    const detail::on_device scope(q.device());
-    detail::fill_normals<<<detail::grid_for(op.name, blocks, threads), threads, 0, q.stream()>>>(op);
-    detail::check_cuda(cudaGetLastError(), op.name);
+    const std::uint64_t blocks = ((op.first + op.out.size() + 3) >> 2) - (op.first >> 2);
+    detail::start(q, op.name, detail::fill_normals<fill_normal_operation<T, device_memory>>,
+                  static_cast<std::size_t>(blocks), 256, op);
 }
 
 }  // namespace tutti

@@ -4,7 +4,7 @@
 
 #include <cstddef>  // size_t
 
-#include <tutti/core/cuda_run.cuh>  // elementwise operations, grids
+#include <tutti/core/cuda_run.cuh>  // start
 #include <tutti/optimize/clip.hpp>  // operations
 
 namespace tutti::optimize {
@@ -49,19 +49,14 @@ template <class O> __global__ void sum_in_order(O op) {
 
 /// Determinism  the host's bits. Cost: one read of the input.
 template <floating_element T> void launch(const cuda_queue& q, const square_sums_operation<T, device_memory>& op) {
-    if (op.out.empty()) { return; }
-    constexpr unsigned threads = 256;
-    const tutti::detail::on_device scope(q.device());
-    const unsigned blocks = tutti::detail::grid_for(op.name, op.out.size() * op.lanes, threads);
-    detail::sum_squares<<<blocks, threads, 0, q.stream()>>>(op);
-    tutti::detail::check_cuda(cudaGetLastError(), op.name);
+    using operation = square_sums_operation<T, device_memory>;
+    tutti::detail::start(q, op.name, detail::sum_squares<operation>, op.out.size() * op.lanes, 256, op);
 }
 
 /// Determinism  the host's bits. Cost: one block; for sums of a few ten thousand numbers.
 inline void launch(const cuda_queue& q, const ordered_sum_operation<device_memory>& op) {
-    const tutti::detail::on_device scope(q.device());
-    detail::sum_in_order<<<1, static_cast<unsigned>(op.lanes), 0, q.stream()>>>(op);
-    tutti::detail::check_cuda(cudaGetLastError(), op.name);
+    using operation = ordered_sum_operation<device_memory>;
+    tutti::detail::start(q, op.name, detail::sum_in_order<operation>, op.lanes, static_cast<unsigned>(op.lanes), op);
 }
 
 }  // namespace tutti::optimize

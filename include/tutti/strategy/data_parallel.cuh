@@ -5,7 +5,7 @@
 #include <cstddef>  // size_t
 #include <cstdint>  // hashes
 
-#include <tutti/core/cuda_run.cuh>           // elementwise operations, grids
+#include <tutti/core/cuda_run.cuh>           // elementwise operations, start
 #include <tutti/optimize/clip.cuh>           // global norm
 #include <tutti/strategy/data_parallel.hpp>  // data_parallel
 
@@ -13,7 +13,7 @@ namespace tutti::strategy::detail {
 
 template <class O> __global__ void hash_blocks(O op) {
     const std::size_t b = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (b >= (op.in.size() + O::block - 1) / O::block) { return; }
+    if (b >= op.blocks()) { return; }
     // Sums of integers wrap and do not depend on their order.
     atomicAdd(reinterpret_cast<unsigned long long*>(op.out.data()), static_cast<unsigned long long>(op.of_block(b)));
 }
@@ -21,11 +21,7 @@ template <class O> __global__ void hash_blocks(O op) {
 /// Determinism  the host's value. Cost: one read of the input, not coalesced; it runs once, at finish.
 inline void launch(const cuda_queue& q, const hash_operation<device_memory>& op) {
     fill(q, op.out, std::uint64_t{0});
-    if (op.in.empty()) { return; }
-    constexpr unsigned threads = 128;
-    const tutti::detail::on_device scope(q.device());
-    hash_blocks<<<tutti::detail::grid_for(op.name, op.blocks(), threads), threads, 0, q.stream()>>>(op);
-    tutti::detail::check_cuda(cudaGetLastError(), op.name);
+    tutti::detail::start(q, op.name, hash_blocks<hash_operation<device_memory>>, op.blocks(), 128, op);
 }
 
 }  // namespace tutti::strategy::detail

@@ -99,7 +99,7 @@ template <memory M> struct hash_operation {
     view<const std::byte, M> in;
     view<std::uint64_t, M> out;
     [[nodiscard]] tutti::cost cost() const noexcept { return {static_cast<double>(in.size()), 0}; }
-    [[nodiscard]] std::size_t blocks() const noexcept { return (in.size() + block - 1) / block; }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::size_t blocks() const noexcept { return (in.size() + block - 1) / block; }
     TUTTI_HOST_DEVICE std::uint64_t of_block(std::size_t b) const noexcept {
         const std::size_t rest = in.size() - b * block;
         const std::uint64_t place = hash_seed + 0x9e3779b97f4a7c15ull * (b + 1);  // 2^64 over the golden ratio: spreads
