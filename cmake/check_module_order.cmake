@@ -1,7 +1,7 @@
 # cmake -DINCLUDE_DIR=<include> -P check_module_order.cmake
 # Fails, naming each offense, when a header under <include>/tutti includes a module above its own, when a module is not
-# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, when a .hpp outside core/cuda_*.hpp
-# includes CUDA, or when the umbrella leaves out a public header that needs neither.
+# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, when a .hpp outside core/cuda_*.hpp and
+# comm/nccl.hpp with its parts includes CUDA, or when the umbrella leaves out a public header that needs neither.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -20,6 +20,7 @@ set(may_include_simulate plan schedule ${may_include_schedule} comm/cost)
 
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 set(offenses "")
+set(may_include_cuda "\\.cuh$|^core/(detail/)?cuda_|^comm/(detail/)?nccl[_.]")
 file(READ ${INCLUDE_DIR}/tutti/tutti.hpp umbrella)
 file(GLOB_RECURSE headers RELATIVE ${INCLUDE_DIR}/tutti ${INCLUDE_DIR}/tutti/*.hpp ${INCLUDE_DIR}/tutti/*.cuh)
 if(NOT headers)
@@ -34,7 +35,7 @@ foreach(header IN LISTS headers)
       continue()
     endif()
   endif()
-  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/mpi[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$")
+  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$")
     string(FIND "${umbrella}" "#include <tutti/${header}>" position)
     if(position EQUAL -1)
       string(APPEND offenses "${header}: is missing in tutti.hpp\n")
@@ -56,8 +57,11 @@ foreach(header IN LISTS headers)
       if(header MATCHES "\\.hpp$" AND file MATCHES "\\.cuh$")
         string(APPEND offenses "${header}: a .hpp includes ${file}\n")
       endif()
-      if(path MATCHES "^core/(detail/)?cuda_" AND NOT header MATCHES "\\.cuh$|^core/(detail/)?cuda_")
+      if(path MATCHES "^core/(detail/)?cuda_" AND NOT header MATCHES "${may_include_cuda}")
         string(APPEND offenses "${header}: includes ${file}, and so CUDA\n")
+      endif()
+      if(path MATCHES "^comm/(detail/)?nccl(_.*)?$" AND NOT header MATCHES "^comm/(detail/)?nccl[_.]")
+        string(APPEND offenses "${header}: includes ${file}, and so NCCL\n")
       endif()
       if(path MATCHES "^comm/(detail/)?mpi(_.*)?$" AND NOT header MATCHES "^comm/(detail/)?mpi[_.]")
         string(APPEND offenses "${header}: includes ${file}, and so MPI\n")
@@ -70,8 +74,8 @@ foreach(header IN LISTS headers)
       string(APPEND offenses "${header}: includes the umbrella\n")
     elseif(file MATCHES "^(openmpi/|mpich/)?mpi(-ext)?\\.h$" AND NOT header MATCHES "^comm/(detail/)?mpi[_.]")
       string(APPEND offenses "${header}: includes ${file}; only comm/mpi.hpp may\n")
-    elseif(file MATCHES "^(cuda|cublas|cub/|thrust/|nccl|cudnn)" AND NOT header MATCHES "\\.cuh$|^core/(detail/)?cuda_")
-      string(APPEND offenses "${header}: includes ${file}; only a .cuh and core/cuda_*.hpp may\n")
+    elseif(file MATCHES "^(cuda|cublas|cub/|thrust/|nccl|cudnn)" AND NOT header MATCHES "${may_include_cuda}")
+      string(APPEND offenses "${header}: includes ${file}; only a .cuh, core/cuda_*.hpp and comm/nccl*.hpp may\n")
     endif()
   endforeach()
 endforeach()

@@ -152,8 +152,8 @@ TEST_CASE("an abort reaches the root, its children, and every later call") {
         auto lane = c.duplicate("lane");
         std::vector<int> colors;
         for (int r = 0; r < c.size(); ++r) { colors.push_back(r % 2); }
-        auto half = c.split(colors, "half");
-        auto deep = half->duplicate("deep");
+        auto halves = c.split(colors, "half");
+        auto deep = halves->duplicate("deep");
         c.barrier();
         if (c.rank() == c.size() - 1) {
             deep.abort("the disk is full");
@@ -166,7 +166,7 @@ TEST_CASE("an abort reaches the root, its children, and every later call") {
         }
         stays_failed(c, "the disk is full");
         stays_failed(lane, "the disk is full");
-        stays_failed(*half, "the disk is full");
+        stays_failed(*halves, "the disk is full");
         stays_failed(deep, "the disk is full");
         c.abort("another cause");  // the first one stands
         stays_failed(c, "the disk is full");

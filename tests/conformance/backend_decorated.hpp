@@ -16,6 +16,7 @@ struct backend {
     using communicator = comm::counted<comm::checked<comm::threads>>;
     static constexpr std::string_view name = "counted, checked threads";
     static constexpr bool deterministic = true;
+    static constexpr bool keeps_nan = true;
     static std::vector<int> sizes() { return {1, 3, 4}; }
     template <class Body>
     static void run(int ranks, Body body, std::chrono::seconds timeout = std::chrono::seconds(50)) {

@@ -17,6 +17,7 @@ struct backend {
     using communicator = comm::mpi;
     static constexpr std::string_view name = "mpi";
     static constexpr bool deterministic = false;
+    static constexpr bool keeps_nan = true;
     static std::vector<int> sizes() {
         int n = 0;
         MPI_Comm_size(MPI_COMM_WORLD, &n);

@@ -15,6 +15,7 @@ struct backend {
     using communicator = comm::threads;
     static constexpr std::string_view name = "threads";
     static constexpr bool deterministic = true;
+    static constexpr bool keeps_nan = true;
     static std::vector<int> sizes() {
         if (!full_speed) { return {1, 2, 3, 4}; }
         return {1, 2, 3, 4, 5, 7, 8};

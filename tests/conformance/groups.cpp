@@ -166,15 +166,15 @@ TEST_CASE("a moved communicator goes on where it was") {
 TEST_CASE("split: even and odd, halves, reversed colors, one, none") {
     for_ranks([](auto& c) {
         const int n = c.size();
-        std::vector<int> parity, half, descending, lone, none(ranks_of(c), -1), same(ranks_of(c), 3), some;
+        std::vector<int> parity, lower, descending, lone, none(ranks_of(c), -1), same(ranks_of(c), 3), some;
         for (int r = 0; r < n; ++r) {
             parity.push_back(r % 2);
-            half.push_back(r < (n + 1) / 2 ? 1000000 : 7);
+            lower.push_back(r < (n + 1) / 2 ? 1000000 : 7);
             descending.push_back(n - r);  // each rank alone
             lone.push_back(r == n - 1 ? 0 : -1);
             some.push_back(r % 3 == 1 ? -1 : r % 3);
         }
-        for (const auto& colors : {parity, half, descending, lone, none, same, some}) {
+        for (const auto& colors : {parity, lower, descending, lone, none, same, some}) {
             auto child = split_and_check(c, colors, "part");
             c.barrier();
             if (child) { child->barrier(); }
@@ -187,9 +187,9 @@ TEST_CASE("split of split, and a duplicate of it") {
         std::vector<int> parity;
         for (int r = 0; r < c.size(); ++r) { parity.push_back(r % 2); }
         auto child = split_and_check(c, parity, "parity");
-        std::vector<int> half;
-        for (int r = 0; r < child->size(); ++r) { half.push_back(2 * r >= child->size() ? 1 : 0); }
-        auto grandchild = split_and_check(*child, half, "half");
+        std::vector<int> lower;
+        for (int r = 0; r < child->size(); ++r) { lower.push_back(2 * r >= child->size() ? 1 : 0); }
+        auto grandchild = split_and_check(*child, lower, "lower");
         auto copy = grandchild->duplicate("copy");
         // All four work at the same time, also with sums whose mean depends on how many took part.
         std::vector<double> x{static_cast<double>(grandchild->rank())}, y{1};

@@ -3,6 +3,7 @@
 //   communicator            the type under test
 //   name                    for messages
 //   deterministic           sums are in rank order: compared by bits with the rank-order oracle
+//   keeps_nan               max and min, too, give NaN where one rank brings it
 //   sizes()                 numbers of ranks to run with
 //   run(ranks, body, timeout)  body(communicator&) on every rank of a fresh root; rethrows what a rank threw
 #pragma once

@@ -4,7 +4,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 
 step(${configure} -S ${SOURCE} -B ${WORK}/build -DCMAKE_INSTALL_PREFIX=${WORK}/first
   -DTUTTI_BUILD_TESTS=OFF -DTUTTI_BUILD_BENCH=OFF -DTUTTI_BUILD_EXAMPLES=OFF -DTUTTI_WITH_MPI=OFF -DTUTTI_WITH_BLAS=OFF
-  -DTUTTI_WITH_CUDA=OFF)
+  -DTUTTI_WITH_CUDA=OFF -DTUTTI_WITH_NCCL=OFF)
 step(${CMAKE_COMMAND} --install ${WORK}/build)
 file(REMOVE_RECURSE ${WORK}/build)
 file(RENAME ${WORK}/first ${WORK}/prefix)
@@ -34,7 +34,7 @@ endfunction()
 
 consume(no_component)
 set(components "")
-foreach(component IN ITEMS mpi blas cuda)
+foreach(component IN ITEMS mpi blas cuda nccl)
   string(TOUPPER ${component} upper)
   if(HAVE_${upper})
     string(APPEND components " ${component}")
@@ -56,6 +56,10 @@ if(HAVE_CUDA)
   step(${WORK}/components/program_cuda)
   expect_output("a copy of 3 elements")
 endif()
+if(HAVE_NCCL)
+  step(${WORK}/components/program_nccl)
+  expect_output("NCCL answers: 0")
+endif()
 
 set(refused ${configure} -S ${CMAKE_CURRENT_LIST_DIR}/install -B ${WORK}/refused -DCMAKE_PREFIX_PATH=${WORK}/prefix
   -DVERSION=${VERSION})
@@ -65,3 +69,5 @@ step_fails("tutti::blas needs CBLAS, which was not found" ${refused} -DCOMPONENT
   -DCMAKE_DISABLE_FIND_PACKAGE_CBLAS=ON)
 step_fails("tutti::cuda needs CUDAToolkit, which was not found" ${refused} -DCOMPONENTS=cuda
   -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)
+step_fails("tutti::nccl needs NCCL, which was not found" ${refused} -DCOMPONENTS=nccl
+  -DCMAKE_DISABLE_FIND_PACKAGE_NCCL=ON)

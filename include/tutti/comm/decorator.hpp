@@ -73,6 +73,7 @@ template <class Derived, decoratable C> class decorator : public front<Derived, 
 public:
     using inner_type = C;
 
+    [[nodiscard]] static constexpr bool reduces(dtype t) noexcept { return C::reduces(t); }
     [[nodiscard]] int rank() const noexcept { return inner_.rank(); }
     [[nodiscard]] int size() const noexcept { return inner_.size(); }
     [[nodiscard]] std::string_view name() const noexcept { return inner_.name(); }

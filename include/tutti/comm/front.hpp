@@ -55,10 +55,12 @@ public:
     template <class T> using out_view = view<T, memory_type>;
     using counts = std::span<const std::size_t>;
 
+    /// Does the backend reduce elements of this type? One that does not hides this function.
+    [[nodiscard]] static constexpr bool reduces(dtype) noexcept { return true; }
+
     /// out[i] = op over ranks of in[i]. Cost: 2(n-1)/n of the data sent by each rank.
     template <class T, class Op>
-    requires reducible<T, Op>
-    void all_reduce(in_view<T> in, out_view<T> out, Op) {
+    requires reducible<T, Op> &&(Derived::reduces(dtype_of<T>)) void all_reduce(in_view<T> in, out_view<T> out, Op) {
         call c = reducing<T, Op>(collective::all_reduce, in, out);
         demand(c).in_as_large_as_out();
         demand(c).in_place_at(0, 0);
@@ -67,8 +69,8 @@ public:
 
     /// Rank r gets elements [r * count, (r+1) * count) of the reduction. Cost: (n-1)/n of the input sent.
     template <class T, class Op>
-    requires reducible<T, Op>
-    void reduce_scatter(in_view<T> in, out_view<T> out, Op) {
+    requires reducible<T, Op> &&
+        (Derived::reduces(dtype_of<T>)) void reduce_scatter(in_view<T> in, out_view<T> out, Op) {
         call c = reducing<T, Op>(collective::reduce_scatter, in, out);
         demand(c).in_has_a_part_for_each_rank();
         demand(c).in_place_at(0, me() * out.size());
@@ -77,8 +79,8 @@ public:
 
     /// reduce_scatter with uneven parts: rank r gets counts[r] elements. `counts` is the same on all ranks.
     template <class T, class Op>
-    requires reducible<T, Op>
-    void reduce_scatter_v(in_view<T> in, out_view<T> out, counts n, Op) {
+    requires reducible<T, Op> &&
+        (Derived::reduces(dtype_of<T>)) void reduce_scatter_v(in_view<T> in, out_view<T> out, counts n, Op) {
         call c = reducing<T, Op>(collective::reduce_scatter_v, in, out);
         c.send_counts = n;
         demand(c).counts(n, "in", in.size(), "out", out.size());
@@ -112,8 +114,8 @@ public:
 
     /// The reduction arrives at the root; elsewhere `out` is not touched and may be empty.
     template <class T, class Op>
-    requires reducible<T, Op>
-    void reduce(in_view<T> in, out_view<T> out, Op, int root) {
+    requires reducible<T, Op> &&
+        (Derived::reduces(dtype_of<T>)) void reduce(in_view<T> in, out_view<T> out, Op, int root) {
         call c = reducing<T, Op>(collective::reduce, in, out);
         set_root(c, root);
         if (root == self().rank()) {

@@ -8,6 +8,7 @@
 #include <string>       // names
 #include <string_view>  // values of variables
 
+#include <tutti/comm/store.hpp>     // default_store_directory
 #include <tutti/core/deadline.hpp>  // timeouts
 
 namespace tutti::comm {
@@ -25,12 +26,6 @@ enum class failure_policy : std::uint8_t { end_job, throw_error };
     const bool recovers =
         recovery != nullptr && (std::string_view(recovery) == "1" || std::string_view(recovery) == "true");
     return recovers ? failure_policy::throw_error : failure_policy::end_job;
-}
-
-/// TUTTI_STORE, or nothing.
-[[nodiscard]] inline std::string default_store_directory() {
-    const char* const directory = std::getenv("TUTTI_STORE");
-    return directory == nullptr ? std::string() : std::string(directory);
 }
 
 struct mpi_options {

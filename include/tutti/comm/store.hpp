@@ -10,6 +10,7 @@
 #include <condition_variable>  // memory_store's waits
 #include <cstddef>             // byte
 #include <cstdint>             // versions
+#include <cstdlib>             // getenv
 #include <functional>          // less: lookups without a copy
 #include <map>                 // memory_store's keys
 #include <mutex>               // memory_store's keys
@@ -32,14 +33,21 @@
 
 namespace tutti::comm {
 
+/// TUTTI_STORE, or nothing.
+[[nodiscard]] inline std::string default_store_directory() {
+    const char* const directory = std::getenv("TUTTI_STORE");
+    return directory == nullptr ? std::string() : std::string(directory);
+}
+
 /// A meeting place of ranks.
 ///
 /// Semantics  set          publishes a value, once a key.
-///            get          waits for the value.
+///            get          waits for the value; `find` gives it if it is there.
 ///            arrive       says that `rank` has come to `key`, once; `leave` takes that back.
 ///            missing      the ranks of [0, ranks) that have not arrived, now.
 ///            wait_for_all waits until none is missing.
 ///            fail         ends every present and later get and wait_for_all of `key` at once; the first cause stays.
+///            forget       takes the value back, when every rank has it.
 /// Threads    all functions may be called from any thread.
 /// Errors     usage_error for the second use of a key (set twice, a rank arriving twice) and for an empty key;
 ///            timeout_error at the deadline, naming who is missing; aborted_error after fail, with its cause.
@@ -49,10 +57,12 @@ concept store = requires(S& s, std::string_view key, std::span<const std::byte> 
     { s.get(key, limit) } -> std::same_as<std::vector<std::byte>>;
     s.arrive(key, rank);
     s.leave(key, rank);
+    s.forget(key);
     { s.missing(key, rank) } -> std::same_as<std::vector<int>>;
     s.wait_for_all(key, rank, limit);
     s.fail(key, rank, key);
     { s.failure(key) } -> std::same_as<std::optional<std::string>>;
+    { s.find(key) } -> std::same_as<std::optional<std::vector<std::byte>>>;
 };
 
 /// The waits that all stores share. Derived brings the rest of the concept and: find(key), has_arrived(key, rank),
@@ -154,6 +164,9 @@ public:
     void leave(std::string_view key, int rank) {
         change(key, [&](entry& e) { std::erase(e.arrived, rank); });
     }
+    void forget(std::string_view key) {
+        change(key, [&](entry& e) { e.value.reset(); });
+    }
     void fail(std::string_view key, int rank, std::string_view why) {
         change(key, [&](entry& e) {
             if (!e.cause) { e.cause = formatted("rank {}: {}", rank, why); }
@@ -217,11 +230,10 @@ public:
     void arrive(std::string_view key, int rank) {
         if (!create(key, arrival(rank))) { refuse_second_arrival(key, rank); }
     }
-    void leave(std::string_view key, int rank) {
-        static_cast<void>(::unlink(path(key, arrival(rank)).c_str()));
-        // These fail while anything is left inside, as they should.
-        static_cast<void>(::rmdir(path(key, "").c_str()));
-        static_cast<void>(::rmdir(run_.c_str()));
+    void leave(std::string_view key, int rank) { take_back(key, arrival(rank)); }
+    void forget(std::string_view key) {
+        take_back(key, "value");
+        take_back(key, "set");
     }
     void fail(std::string_view key, int rank, std::string_view why) {
         if (!create(key, "failed")) { return; }
@@ -269,6 +281,12 @@ private:
     [[nodiscard]] std::string path(std::string_view key, std::string_view file) const {
         expect_key(key);
         return run_ + "/" + file_name(key) + "/" + std::string(file);
+    }
+    void take_back(std::string_view key, std::string_view file) const {
+        static_cast<void>(::unlink(path(key, file).c_str()));
+        // These fail while anything is left inside, as they should.
+        static_cast<void>(::rmdir(path(key, "").c_str()));
+        static_cast<void>(::rmdir(run_.c_str()));
     }
     // True for the one caller that created the file.
     [[nodiscard]] bool create(std::string_view key, std::string_view file) const {

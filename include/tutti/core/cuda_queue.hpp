@@ -5,6 +5,7 @@
 #include <chrono>       // waits
 #include <concepts>     // same_as
 #include <cstddef>      // size_t
+#include <cstdint>      // captures
 #include <cstring>      // memcpy
 #include <memory>       // shared by handles
 #include <string_view>  // names of operations
@@ -76,22 +77,31 @@ public:
             detail::check_cuda(code, "cudaEventQuery");
             return true;
         }
-        /// Polls: a CUDA wait has no deadline. Errors: timeout_error past it; those of the work.
+        /// Polls: a CUDA wait has no deadline. Errors: timeout_error past it; those of the work; those of a communicator
+        /// of this queue or a sibling that has failed meanwhile, since the work may have been cut short.
         void wait_host(deadline limit) const {
             constexpr duration yielding = std::chrono::microseconds(200);
             const deadline start = clock_type::now();
+            detail::cuda_watchers& watchers = *mark_->stream->watchers;
+            bool patient = false;
             while (!ready()) {
                 const deadline now = clock_type::now();
-                if (now >= limit) {
-                    throw timeout_error(
-                        formatted("event: the stream did not get there within {:.3g} s", seconds(now - start)), {});
-                }
                 if (now - start < yielding) {
                     std::this_thread::yield();
-                } else {
-                    std::this_thread::sleep_for(std::chrono::microseconds(20));
+                    continue;
                 }
+                const bool watched = watchers.look();
+                if (now >= limit) {
+                    if (!watched || patient) {
+                        throw timeout_error(
+                            formatted("event: the stream did not get there within {:.3g} s", seconds(now - start)), {});
+                    }
+                    patient = true;  // whoever watches may be about to find out who is missing
+                    limit = after(std::chrono::seconds(5));
+                }
+                std::this_thread::sleep_for(std::chrono::microseconds(20));
             }
+            static_cast<void>(watchers.look());
         }
         [[nodiscard]] cudaEvent_t native_handle() const noexcept { return mark_->handle; }
     };
@@ -99,7 +109,8 @@ public:
     /// A new stream on the current device.
     cuda_queue() : cuda_queue(current_device()) {}
     /// A new stream. Errors: backend_error when there is no such device.
-    explicit cuda_queue(int device) : stream_(std::make_shared<detail::cuda_stream>(device)) {}
+    explicit cuda_queue(int device)
+        : stream_(std::make_shared<detail::cuda_stream>(device, std::make_shared<detail::cuda_watchers>())) {}
     /// The caller's stream, which must outlive all handles and all that was allocated through them.
     explicit cuda_queue(cudaStream_t existing) {
         int device = 0;
@@ -136,7 +147,16 @@ public:
     }
     [[nodiscard]] memory_account& account() const noexcept { return *account_; }
     [[nodiscard]] cuda_queue sibling() const {
-        return {account_, std::make_shared<detail::cuda_stream>(stream_->device)};
+        return {account_, std::make_shared<detail::cuda_stream>(stream_->device, stream_->watchers)};
+    }
+    /// Host waits for this queue and its siblings, made and to come, ask `w` too, for as long as it lives.
+    void watch(const std::shared_ptr<detail::cuda_watcher>& w) const { stream_->watchers->add(w); }
+    /// The graph capture that the stream is part of; 0: none.
+    [[nodiscard]] std::uint64_t capture() const {
+        cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+        unsigned long long id = 0;
+        detail::check_cuda(cudaStreamGetCaptureInfo(stream_->handle, &status, &id), "cudaStreamGetCaptureInfo");
+        return status == cudaStreamCaptureStatusNone ? 0 : id;
     }
 
     [[nodiscard]] cudaStream_t stream() const noexcept { return stream_->handle; }

@@ -6,9 +6,11 @@
 #include <cstddef>      // size_t
 #include <cstdint>      // pool attributes
 #include <map>          // pools
+#include <memory>       // watchers
 #include <mutex>        // spare events
 #include <string_view>  // names of calls
-#include <vector>       // spare events
+#include <utility>      // move
+#include <vector>       // spare events, erase_if
 
 #include <cuda_runtime_api.h>
 
@@ -85,6 +87,44 @@ public:
     }
 };
 
+/// Whoever knows why work of a stream may never end: a communicator, whose peers may be gone.
+class cuda_watcher {
+public:
+    virtual ~cuda_watcher() = default;
+    /// Called by host waits every now and then, and once more when they have ended. Throws what has gone wrong, which
+    /// then is what the wait throws.
+    virtual void look() = 0;
+};
+
+/// The watchers of a queue and its siblings: work of one may wait for work of another.
+class cuda_watchers {
+    std::mutex mutex_;
+    std::vector<std::weak_ptr<cuda_watcher>> list_;
+
+public:
+    void add(const std::shared_ptr<cuda_watcher>& w) {
+        const std::lock_guard lock(mutex_);
+        std::erase_if(list_, [](const auto& each) { return each.expired(); });
+        list_.push_back(w);
+    }
+    /// Is there anybody who watches?
+    bool look() {
+        std::vector<std::weak_ptr<cuda_watcher>> now;
+        {
+            const std::lock_guard lock(mutex_);
+            now = list_;  // who looks may wait, and others may come meanwhile
+        }
+        bool any = false;
+        for (const auto& each : now) {
+            if (const auto w = each.lock()) {
+                any = true;
+                w->look();
+            }
+        }
+        return any;
+    }
+};
+
 /// A stream and what belongs to it.
 class cuda_stream {
     bool owned_;
@@ -96,13 +136,15 @@ class cuda_stream {
 public:
     static constexpr std::size_t cell_bytes = 64;
     const int device;
+    const std::shared_ptr<cuda_watchers> watchers;
     cudaStream_t handle = nullptr;
 
-    explicit cuda_stream(int d) : owned_(true), device(d) {
+    cuda_stream(int d, std::shared_ptr<cuda_watchers> w) : owned_(true), device(d), watchers(std::move(w)) {
         const on_device scope(d);
         check_cuda(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
     }
-    cuda_stream(cudaStream_t existing, int d) : owned_(false), device(d), handle(existing) {}
+    cuda_stream(cudaStream_t existing, int d)
+        : owned_(false), device(d), watchers(std::make_shared<cuda_watchers>()), handle(existing) {}
     cuda_stream(const cuda_stream&) = delete;
     cuda_stream& operator=(const cuda_stream&) = delete;
     ~cuda_stream() {  // errors mean that the driver is gone already

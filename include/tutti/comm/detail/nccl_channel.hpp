@@ -1,0 +1,100 @@
+// nccl_channel: one NCCL communicator of one rank: its handle, its queue, and what a watchdog wants to know about it.
+// Needs comm/detail/nccl_calls and core/cuda_queue.
+#pragma once
+
+#include <atomic>       // what the watchdog reads
+#include <cstdint>      // positions
+#include <mutex>        // one caller of NCCL at a time
+#include <string>       // name
+#include <string_view>  // names of operations
+#include <utility>      // move
+#include <vector>       // members
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <tutti/comm/call.hpp>        // collective, control_record
+#include <tutti/core/buffer.hpp>      // scratch
+#include <tutti/core/cuda_queue.hpp>  // cuda_queue
+#include <tutti/core/deadline.hpp>    // clock_type
+#include <tutti/core/error.hpp>       // error_context
+
+namespace tutti::comm::detail {
+
+/// What one rank did on one communicator, as it tells the others when something hangs.
+struct nccl_position {
+    std::uint64_t id = 0;           ///< of the communicator, equal on all ranks
+    std::uint64_t collectives = 0;  ///< number of the last one that was begun
+    std::uint64_t exchanges = 0;    ///< the same of grouped messages
+};
+
+class nccl_channel {
+public:
+    nccl_channel(cuda_queue q, std::string n, int own_rank, std::vector<int> ranks, std::uint64_t identity)
+        : queue(std::move(q))
+        , name(std::move(n))
+        , rank(own_rank)
+        , members(std::move(ranks))
+        , id(identity)
+        , cell(queue, 1)
+        , records(queue, members.size() + 1)
+        , page_locked({}, members.size() + 1) {
+        const tutti::detail::on_device scope(queue.device());
+        tutti::detail::check_cuda(cudaMemsetAsync(cell.data(), 0, 1, queue.stream()), "cudaMemsetAsync");
+    }
+
+    const cuda_queue queue;
+    const std::string name;
+    const int rank;                  ///< in this communicator
+    const std::vector<int> members;  ///< their ranks in the root
+    const std::uint64_t id;
+    bool owned = true;           ///< or the caller's handle
+    std::uint64_t children = 0;  ///< made from this one
+    std::atomic<ncclComm_t> comm{nullptr};
+
+    // Scratch: of barriers, and of control gathers (one's own record, then those of all).
+    buffer<std::uint8_t, cuda_queue> cell;
+    buffer<control_record, cuda_queue> records;
+    buffer<control_record, pinned_queue> page_locked;
+
+    // Written by the thread that uses the communicator, read by the watchdog.
+    std::atomic<std::uint64_t> collectives{0};
+    std::atomic<std::uint64_t> exchanges{0};
+    std::atomic<collective> last{collective::barrier};
+    std::atomic<const char*> doing{nullptr};     ///< the control operation in progress, if any
+    std::atomic<deadline::rep> inside_since{0};  ///< 0 while no NCCL call is in progress
+    std::mutex in_use;                           ///< held during NCCL calls
+
+    [[nodiscard]] nccl_position position() const noexcept { return {id, collectives, exchanges}; }
+    [[nodiscard]] std::string_view operation() const noexcept {
+        const char* const control = doing.load();
+        return control != nullptr ? std::string_view(control) : name_of(last.load());
+    }
+    [[nodiscard]] error_context context() const {
+        const bool exchanging = last.load() == collective::exchange;
+        return {std::string(operation()),
+                name,
+                rank,
+                exchanging ? exchanges.load() : collectives.load(),
+                0,
+                dtype::byte,
+                0,
+                {}};
+    }
+
+    /// The thread is inside NCCL for as long as this lives.
+    class use {
+        nccl_channel& channel_;
+        std::lock_guard<std::mutex> lock_;
+
+    public:
+        explicit use(nccl_channel& c) : channel_(c), lock_(c.in_use) {
+            channel_.inside_since.store(clock_type::now().time_since_epoch().count(), std::memory_order_relaxed);
+        }
+        use(const use&) = delete;
+        use& operator=(const use&) = delete;
+        ~use() { channel_.inside_since.store(0, std::memory_order_relaxed); }
+    };
+};
+
+}  // namespace tutti::comm::detail

@@ -1,0 +1,347 @@
+// nccl_family: what the communicators that one rank derived from one root share: the abort, its cause, the watchdog.
+// Needs comm/detail/{nccl_channel,store_link}.
+// NCCL has no deadline and tells nobody that a rank is gone: a thread looks after all of it, every 20 ms.
+#pragma once
+
+#include <algorithm>           // erase
+#include <atomic>              // flags
+#include <chrono>              // periods
+#include <condition_variable>  // watchdog's sleep
+#include <cstdlib>             // getenv
+#include <cstring>             // memcpy
+#include <memory>              // channels
+#include <mutex>               // cause, channels
+#include <optional>            // markers
+#include <string>              // causes
+#include <string_view>         // texts
+#include <thread>              // watchdog
+#include <utility>             // move
+#include <vector>              // channels
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <tutti/comm/detail/nccl_absence.hpp>  // who is missing
+#include <tutti/comm/detail/nccl_calls.hpp>    // checked calls
+#include <tutti/comm/detail/nccl_channel.hpp>  // channels
+#include <tutti/comm/detail/store_link.hpp>    // where ranks meet
+#include <tutti/core/cuda_queue.hpp>           // events
+#include <tutti/core/deadline.hpp>             // deadline
+#include <tutti/core/error.hpp>                // errors
+#include <tutti/core/text.hpp>                 // formatted
+
+namespace tutti::comm::detail {
+
+/// Semantics  a family that is poisoned aborts all its NCCL communicators at once, each on a thread of its own: one
+///            after the other would deadlock, since freeing one waits for the kernels of the next. Then host waits of
+///            its queues throw the cause (it is their watcher).
+///   watchdog finds a cause in NCCL's asynchronous errors, in another rank's failure (through the store), in an NCCL
+///            call or in work of a stream that takes longer than the timeout. In the last case it finds out who is
+///            missing before it poisons.
+/// Cost       a thread that wakes 50 times a second; events that it puts behind new work then; on the calling thread a
+///            lock and a look at the clock per call.
+class nccl_family final : public tutti::detail::cuda_watcher, public std::enable_shared_from_this<nccl_family> {
+    static constexpr duration period = std::chrono::milliseconds(20);
+    static constexpr duration aborting = std::chrono::seconds(10);  // longest wait for NCCL to let go
+
+    // A channel and the event that the watchdog last put behind its work.
+    struct watched {
+        std::shared_ptr<nccl_channel> channel;
+        std::optional<cuda_queue::event_type> marker;
+        deadline marked_at{};
+        std::uint64_t marked = 0;  // calls before the marker
+    };
+
+    const std::unique_ptr<store_link> store_;  // may be null: with a caller's communicator
+    const std::string key_;
+    const int device_;
+    std::atomic<bool> poisoned_{false};
+    std::mutex mutex_;  // all below
+    std::condition_variable changed_;
+    std::string cause_;
+    std::optional<std::vector<int>> missing_;  // found by this rank's watchdog, not thrown yet
+    std::vector<watched> channels_;
+    std::optional<deadline> cause_due_;  // a communicator was left by an exception, whose text is to come
+    std::string left_;
+    bool aborted_ = false;
+    bool ending_ = false;
+    std::atomic<std::size_t> count_{0};  // of channels
+
+    // NCCL kernels of two communicators that start in different orders on different devices can deadlock.
+    const bool nccl_orders_launches_ = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT") != nullptr &&
+                                       std::string_view(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "1";
+    std::mutex order_;
+    std::optional<cuda_queue::event_type> last_launch_;
+    cudaStream_t last_stream_ = nullptr;
+    std::uint64_t last_capture_ = 0;
+
+    std::thread watchdog_;
+
+public:
+    const int rank;  ///< in the root
+    const int ranks;
+    const duration timeout;
+
+    nccl_family(std::unique_ptr<store_link> store, std::string key, int root_rank, int root_ranks, int device,
+                duration t)
+        : store_(std::move(store))
+        , key_(std::move(key))
+        , device_(device)
+        , rank(root_rank)
+        , ranks(root_ranks)
+        , timeout(t) {
+        watchdog_ = std::thread([this] { watch(); });
+    }
+    nccl_family(const nccl_family&) = delete;
+    nccl_family& operator=(const nccl_family&) = delete;
+    ~nccl_family() override {
+        {
+            const std::lock_guard lock(mutex_);
+            ending_ = true;
+        }
+        changed_.notify_all();
+        watchdog_.join();
+        if (!channels_.empty()) {  // left by an exception, and nobody said more
+            poison(left_);
+            abort_all(channels_);
+        }
+        if (store_ == nullptr) { return; }
+        try {
+            store_->leave(key_, rank);
+        } catch (const std::exception&) {}  // the directory is gone: nothing is left to be taken back
+    }
+
+    void add(std::shared_ptr<nccl_channel> c) {
+        const std::lock_guard lock(mutex_);
+        channels_.push_back({std::move(c), {}, {}, 0});
+        count_ = channels_.size();
+    }
+
+    /// The first cause stays. Never blocks for longer than the store does.
+    void poison(std::string_view why) noexcept { poison(why, std::nullopt, true); }
+    [[nodiscard]] bool poisoned() const noexcept { return poisoned_.load(std::memory_order_acquire); }
+    /// Errors  timeout_error, once, when this rank found that somebody is missing; aborted_error otherwise.
+    [[noreturn]] void raise(const error_context& context) {
+        std::unique_lock lock(mutex_);
+        if (missing_) {
+            const std::vector<int> missing = *std::exchange(missing_, std::nullopt);
+            throw timeout_error(cause_, missing, context);
+        }
+        throw aborted_error(formatted("{}: aborted: {}{}", context.operation, cause_, where(context)), context);
+    }
+    void raise_if_poisoned(const error_context& context) {
+        if (poisoned()) { raise(context); }
+    }
+
+    /// For host waits: the cause, when NCCL has let go of the streams.
+    void look() override {
+        if (!poisoned()) { return; }
+        await_abort();
+        error_context context;
+        context.operation = "wait";
+        {
+            const std::lock_guard lock(mutex_);
+            if (!channels_.empty()) { context = channels_.front().channel->context(); }
+        }
+        context.sequence = 0;
+        raise(context);
+    }
+
+    /// enqueue() puts NCCL operations on the channel's stream. With more than one communicator each starts behind the
+    /// one enqueued before it, so that the order of calls, which is the same on all ranks, is that on all devices.
+    template <class Enqueue> void in_order(nccl_channel& c, Enqueue enqueue) {
+        if (nccl_orders_launches_ || count_.load(std::memory_order_relaxed) < 2) { return enqueue(); }
+        const std::lock_guard lock(order_);
+        const std::uint64_t capture = c.queue.capture();
+        // An event of a capture means nothing outside of it, nor the other way round.
+        if (last_launch_ && last_stream_ != c.queue.stream() && last_capture_ == capture) {
+            c.queue.wait(*last_launch_);
+        }
+        enqueue();
+        last_launch_ = c.queue.record();
+        last_stream_ = c.queue.stream();
+        last_capture_ = capture;
+    }
+
+    /// An exception passes the channel's communicator. The family fails with its cause, if somebody names it within a
+    /// tenth of a second, and then aborts the channel with all others.
+    void leave_behind(const nccl_channel& c) noexcept {
+        const std::lock_guard lock(mutex_);
+        if (cause_due_) { return; }
+        cause_due_ = after(std::chrono::milliseconds(100));
+        left_ = formatted("'{}' was left by an exception", c.name);
+    }
+
+    /// The channel's end: its work is waited for, unless the family has failed, and its handle given back.
+    void close(const std::shared_ptr<nccl_channel>& c, bool by_exception) noexcept {
+        try {
+            if (by_exception) { poison(formatted("'{}' was left by an exception", c->name)); }
+            if (!poisoned()) { c->queue.record().wait_host(after(timeout)); }
+        } catch (const std::exception& e) { poison(e.what()); }
+        if (poisoned()) {
+            await_abort();
+        } else if (const ncclComm_t handle = c->comm.exchange(nullptr); handle != nullptr && c->owned) {
+            destroy(handle);
+        }
+        const std::lock_guard lock(mutex_);
+        std::erase_if(channels_, [&](const watched& w) { return w.channel == c; });
+        count_ = channels_.size();
+    }
+
+private:
+    void poison(std::string_view why, std::optional<std::vector<int>> missing, bool tell) noexcept {
+        try {
+            {
+                const std::lock_guard lock(mutex_);
+                if (poisoned()) { return; }
+                cause_ = tell && !missing ? formatted("rank {}: {}", rank, why) : std::string(why);
+                missing_ = std::move(missing);
+                poisoned_.store(true, std::memory_order_release);
+            }
+            changed_.notify_all();
+            if (tell && store_ != nullptr) { store_->fail(key_, rank, why); }
+        } catch (const std::exception&) { poisoned_.store(true, std::memory_order_release); }  // the abort stands
+    }
+
+    void await_abort() noexcept {
+        std::unique_lock lock(mutex_);
+        changed_.wait_for(lock, 2 * aborting, [&] { return aborted_; });
+    }
+
+    // A helper thread: a peer that is gone may keep NCCL from ever returning.
+    template <class Work> static void run_bounded(std::vector<Work> work) noexcept {
+        try {
+            const auto open = std::make_shared<std::atomic<std::size_t>>(work.size());
+            std::vector<std::thread> helpers;
+            for (auto& w : work) {
+                helpers.emplace_back([open, w] {
+                    w();
+                    --*open;
+                });
+            }
+            const deadline limit = after(aborting);
+            while (*open != 0 && clock_type::now() < limit) {
+                std::this_thread::sleep_for(std::chrono::microseconds(200));
+            }
+            for (auto& h : helpers) { *open == 0 ? h.join() : h.detach(); }
+        } catch (const std::exception&) {}  // no threads to be had: the handles are left behind
+    }
+    void destroy(ncclComm_t handle) const noexcept {
+        const auto work = [handle, device = device_] {
+            cudaSetDevice(device);
+            ncclCommDestroy(handle);
+        };
+        run_bounded(std::vector{work});
+    }
+    void abort_all(const std::vector<watched>& channels) noexcept {
+        const auto abort_of = [device = device_](std::shared_ptr<nccl_channel> c) {
+            return [c = std::move(c), device] {
+                // A thread that is inside NCCL comes out, or hangs there and is got out by the abort.
+                const deadline limit = after(std::chrono::milliseconds(200));
+                std::unique_lock lock(c->in_use, std::defer_lock);
+                while (!lock.try_lock() && clock_type::now() < limit) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+                }
+                const ncclComm_t handle = c->comm.exchange(nullptr);
+                cudaSetDevice(device);
+                if (handle != nullptr) { ncclCommAbort(handle); }
+            };
+        };
+        std::vector<decltype(abort_of(nullptr))> work;
+        for (const watched& w : channels) { work.push_back(abort_of(w.channel)); }
+        run_bounded(std::move(work));
+    }
+
+    void watch() noexcept {
+        cudaSetDevice(device_);
+        cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;  // queries here must not break a capture there
+        cudaThreadExchangeStreamCaptureMode(&relaxed);
+        std::unique_lock lock(mutex_);
+        for (;;) {
+            changed_.wait_for(lock, period, [&] { return ending_ || (poisoned() && !aborted_); });
+            if (ending_) { return; }
+            if (aborted_) { continue; }
+            std::vector<watched> now = channels_;
+            const bool left = cause_due_ && clock_type::now() >= *cause_due_;
+            lock.unlock();
+            if (left) { poison(left_); }
+            if (!poisoned()) {
+                try {
+                    look_around(now);
+                } catch (const std::exception& e) { poison(e.what()); }
+            }
+            if (poisoned()) { abort_all(now); }
+            lock.lock();
+            aborted_ = poisoned();
+            if (aborted_) {
+                for (watched& w : channels_) { w.marker.reset(); }
+                changed_.notify_all();
+                continue;
+            }
+            for (watched& w : channels_) {  // the list may have changed
+                for (watched& seen : now) {
+                    if (seen.channel == w.channel) { w = seen; }
+                }
+            }
+        }
+    }
+
+    void look_around(std::vector<watched>& channels) {
+        if (store_ != nullptr) {
+            if (const auto cause = store_->failure(key_)) { return poison(*cause, std::nullopt, false); }
+            if (store_->failure(nccl_absence::question(key_))) { publish(channels); }
+        }
+        for (watched& w : channels) {
+            nccl_channel& c = *w.channel;
+            const deadline now = clock_type::now();
+            const auto since = c.inside_since.load(std::memory_order_relaxed);
+            bool overdue = since != 0 && now - deadline(duration(since)) > timeout;
+            if (std::unique_lock in_use(c.in_use, std::try_to_lock); in_use.owns_lock()) {
+                expect_healthy(c);
+                overdue = mark(w, now) || overdue;
+            }
+            if (overdue) { return explain(c, channels); }
+        }
+    }
+    void expect_healthy(const nccl_channel& c) const {
+        const ncclComm_t handle = c.comm.load();
+        if (handle == nullptr) { return; }
+        ncclResult_t code = ncclSuccess;
+        check_nccl(ncclCommGetAsyncError(handle, &code), "ncclCommGetAsyncError", c.context());
+        if (code != ncclSuccess && code != ncclInProgress) { raise_nccl(code, "asynchronous work", c.context()); }
+    }
+    // Puts an event behind new work. True when the last one has not been reached in time.
+    [[nodiscard]] bool mark(watched& w, deadline now) const {
+        nccl_channel& c = *w.channel;
+        if (w.marker) {
+            if (!w.marker->ready()) { return now - w.marked_at > timeout; }
+            w.marker.reset();
+        }
+        const nccl_position p = c.position();
+        if (p.collectives + p.exchanges != w.marked && c.queue.capture() == 0) {
+            w.marked = p.collectives + p.exchanges;
+            w.marked_at = now;
+            w.marker = c.queue.record();
+        }
+        return false;
+    }
+
+    void publish(const std::vector<watched>& channels) {
+        std::vector<nccl_position> positions;
+        for (const watched& w : channels) { positions.push_back(w.channel->position()); }
+        nccl_absence::answer(*store_, key_, rank, positions);
+    }
+    void explain(const nccl_channel& stuck, const std::vector<watched>& channels) {
+        if (store_ == nullptr) {
+            return poison(formatted("{}: did not complete within {:.3g} s; who is missing is known only with a store{}",
+                                    stuck.operation(), seconds(timeout), where(stuck.context())),
+                          std::vector<int>{}, true);
+        }
+        publish(channels);
+        const nccl_absence found(*store_, key_, rank, stuck, timeout);
+        if (found.failed_elsewhere()) { return; }  // the next look hears of it
+        poison(found.text(), found.missing(), true);
+    }
+};
+
+}  // namespace tutti::comm::detail
