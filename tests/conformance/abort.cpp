@@ -134,8 +134,8 @@ TEST_CASE("ranks that disagree in a call are told, all of them") {
                 c.all_gather(in.sub(0, count / ranks_of(c)), out.sub(0, count / ranks_of(c) * ranks_of(c)));
             }
         });
-        differs("counts", [&](auto& c, auto in, auto out, bool odd) {
-            // The sum and the own part agree; the order of two others does not.
+        differs("count", [&](auto& c, auto in, auto out, bool odd) {
+            // The sum and the own part agree, the order of two others does not; with two ranks the sums differ.
             std::vector<std::size_t> table(ranks_of(c), count / ranks_of(c));
             if (ranks_of(c) > 2) {
                 table[0] += odd ? 1 : 0, table[1] -= odd ? 1 : 0;

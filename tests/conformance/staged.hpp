@@ -54,8 +54,12 @@ public:
     [[nodiscard]] std::string_view name() const noexcept { return inner_.name(); }
     [[nodiscard]] host_queue queue() const noexcept { return queue_; }
     [[nodiscard]] C& inner() noexcept { return inner_; }
-    [[nodiscard]] staged duplicate(std::string_view name) { return staged(inner_.duplicate(name), queue_); }
+    [[nodiscard]] staged duplicate(std::string_view name) {
+        static_cast<void>(this->next_collective());
+        return staged(inner_.duplicate(name), queue_);
+    }
     [[nodiscard]] std::optional<staged> split(std::span<const int> colors, std::string_view name) {
+        static_cast<void>(this->next_collective());
         auto child = inner_.split(colors, name);
         if (!child) { return std::nullopt; }
         return staged(std::move(*child), queue_);
@@ -63,6 +67,7 @@ public:
     void synchronize() { inner_.synchronize(); }
     void abort(std::string_view why) noexcept { inner_.abort(why); }
     [[nodiscard]] std::vector<comm::control_record> gather_control(comm::control_record mine) {
+        static_cast<void>(this->next_collective());
         return inner_.gather_control(mine);
     }
 

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <atomic>       // what the watchdog reads
+#include <chrono>       // a bound
 #include <cstdint>      // positions
 #include <mutex>        // one caller of NCCL at a time
+#include <new>          // nothrow
 #include <string>       // name
 #include <string_view>  // names of operations
+#include <thread>       // sleep_for
 #include <utility>      // move
 #include <vector>       // members
 
@@ -41,6 +44,21 @@ public:
         , page_locked({}, members.size() + 1) {
         const tutti::detail::on_device scope(queue.device());
         tutti::detail::check_cuda(cudaMemsetAsync(cell.data(), 0, 1, queue.stream()), "cudaMemsetAsync");
+    }
+
+    nccl_channel(const nccl_channel&) = delete;
+    nccl_channel& operator=(const nccl_channel&) = delete;
+    // After a failure copies to page-locked memory may still be on the stream. It is left to them if they do not end.
+    ~nccl_channel() {
+        try {
+            const auto end = queue.record();
+            const deadline limit = after(std::chrono::seconds(10));
+            while (!end.ready() && clock_type::now() < limit) {
+                std::this_thread::sleep_for(std::chrono::microseconds(50));
+            }
+            if (end.ready()) { return; }
+        } catch (const error&) {}  // the device is lost, and nobody knows what it still writes
+        static_cast<void>(new (std::nothrow) buffer<control_record, pinned_queue>(std::move(page_locked)));
     }
 
     const cuda_queue queue;

@@ -47,26 +47,26 @@ public:
         case collective::all_reduce:
             return c_.out_count == 0 ? void()
                                      : expect(ncclAllReduce(c_.in, c_.out, c_.out_count, type(), op(), comm_, stream()),
-                                             "ncclAllReduce");
+                                              "ncclAllReduce");
         case collective::reduce_scatter:
             return c_.out_count == 0
                        ? void()
                        : expect(ncclReduceScatter(c_.in, c_.out, c_.out_count, type(), op(), comm_, stream()),
-                               "ncclReduceScatter");
+                                "ncclReduceScatter");
         case collective::reduce:
             return c_.in_count == 0
                        ? void()
                        : expect(ncclReduce(c_.in, c_.out, c_.in_count, type(), op(), c_.root, comm_, stream()),
-                               "ncclReduce");
+                                "ncclReduce");
         case collective::all_gather:
             return c_.in_count == 0 ? void()
                                     : expect(ncclAllGather(c_.in, c_.out, c_.in_bytes(), ncclUint8, comm_, stream()),
-                                            "ncclAllGather");
+                                             "ncclAllGather");
         case collective::broadcast:
             return c_.out_count == 0
                        ? void()
                        : expect(ncclBroadcast(c_.out, c_.out, c_.out_bytes(), ncclUint8, c_.root, comm_, stream()),
-                               "ncclBroadcast");
+                                "ncclBroadcast");
         case collective::barrier:
             return expect(ncclAllReduce(cell_, cell_, 1, ncclUint8, ncclMax, comm_, stream()), "ncclAllReduce");
         case collective::reduce_scatter_v: return reduce_scatter_v();
@@ -111,7 +111,7 @@ private:
                 if (n != 0) {
                     void* const out = r == me_ ? c_.out : nullptr;
                     expect(ncclReduce(in_at(first), out, n, type(), op(), static_cast<int>(r), comm_, stream()),
-                          "ncclReduce");
+                           "ncclReduce");
                 }
                 first += n;
             }
@@ -125,8 +125,8 @@ private:
                 if (n != 0) {
                     const void* const in = r == me_ ? c_.in : out_at(first);
                     expect(ncclBroadcast(in, out_at(first), n * c_.element_size, ncclUint8, static_cast<int>(r), comm_,
-                                        stream()),
-                          "ncclBroadcast");
+                                         stream()),
+                           "ncclBroadcast");
                 }
                 first += n;
             }

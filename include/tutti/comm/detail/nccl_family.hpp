@@ -120,8 +120,10 @@ public:
     /// The first cause stays. Never blocks for longer than the store does.
     void poison(std::string_view why) noexcept { poison(why, std::nullopt, true); }
     [[nodiscard]] bool poisoned() const noexcept { return poisoned_.load(std::memory_order_acquire); }
+    /// Waits until NCCL has let go of streams and buffers, then throws.
     /// Errors  timeout_error, once, when this rank found that somebody is missing; aborted_error otherwise.
     [[noreturn]] void raise(const error_context& context) {
+        await_abort();
         std::unique_lock lock(mutex_);
         if (missing_) {
             const std::vector<int> missing = *std::exchange(missing_, std::nullopt);
@@ -133,10 +135,9 @@ public:
         if (poisoned()) { raise(context); }
     }
 
-    /// For host waits: the cause, when NCCL has let go of the streams.
+    /// For host waits.
     void look() override {
         if (!poisoned()) { return; }
-        await_abort();
         error_context context;
         context.operation = "wait";
         {
