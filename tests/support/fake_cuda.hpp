@@ -1,4 +1,4 @@
-// fake_cuda: the CUDA runtime's C interface on the processor, for tests that link it in place of libcudart; its controls.
+// fake_cuda: the CUDA runtime on the processor, for tests that link it in place of libcudart; its controls.
 // Needs CUDA's headers. A stream is a thread, device memory is heap memory: sanitizers see what users' headers do.
 // Not modeled: kernels of nvcc, the legacy stream's implicit order with others, graphs other than captured ones.
 #pragma once

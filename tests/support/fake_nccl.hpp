@@ -33,7 +33,7 @@ void stall(int nth, target who);
 /// nothing on it completes, until the rank aborts.
 void async_error(int nth, ncclResult_t code, target who);
 
-// --- behavior that real NCCL may show ---------------------------------------------------------------------------------
+// --- behavior that real NCCL may show -------------------------------------------------------------------------------
 /// A device runs one kernel at a time, in the order of launches.
 void exclusive_device(bool on);
 /// Operations whose ranks disagree hang until aborted. Otherwise they complete and leave their outputs as they were.
@@ -45,7 +45,7 @@ void destroy_waits_for_all(bool on);
 /// launched; default 1. Nothing is on the stream before.
 void polls_until_launch(int n);
 
-// --- what happened ----------------------------------------------------------------------------------------------------
+// --- what happened --------------------------------------------------------------------------------------------------
 struct call {
     std::string function;
     int communicator = 0;  ///< 0: none, or not yet complete

@@ -22,6 +22,7 @@ struct machine {
     std::atomic<int> devices{4};
     std::atomic<std::size_t> host_waits{0};
     std::atomic<cudaError_t> faults[most_devices] = {};
+    std::atomic<int> fault_counts[most_devices] = {};
 };
 machine& the() {
     static auto& m = *new machine;
@@ -61,7 +62,11 @@ bool& in_host_function() { return host_function; }
 
 void set_devices(int count) { the().devices = count < most_devices ? count : most_devices; }
 bool faulted(int device) { return fault_of(device) != cudaSuccess; }
-void fault(int device, cudaError_t code) { the().faults[device].store(code, std::memory_order_release); }
+int faults_of(int device) { return the().fault_counts[device].load(std::memory_order_acquire); }
+void fault(int device, cudaError_t code) {
+    ++the().fault_counts[device];
+    the().faults[device].store(code, std::memory_order_release);
+}
 std::size_t host_waits() { return the().host_waits.load(std::memory_order_relaxed); }
 std::size_t calls(std::string_view function) { return site(function).calls.load(std::memory_order_relaxed); }
 

@@ -32,6 +32,7 @@ call_site& site(std::string_view function);
 cudaError_t enter(call_site& s);   // counts; the error that was planned for this call
 cudaError_t note(cudaError_t e);   // what cudaGetLastError will say; returns e
 cudaError_t fault_of(int device);  // cudaSuccess, or the fault
+int faults_of(int device);         // how many there were: work from before one never runs
 void host_waited();
 int current_device();
 int device_count();
@@ -103,13 +104,14 @@ struct capture {
         return graph->nodes.size() - 1;
     }
 };
-/// cudaSuccess unless a capture, here or in another thread, forbids calls that might disturb it; they end such captures.
+/// cudaSuccess unless a capture, of this or another thread, forbids what might disturb it; such captures are spoiled.
 cudaError_t capture_forbids();
 
 // Links of a list that hosts append to and one thread takes from.
 struct item {
     std::atomic<item*> next{nullptr};
     work run;
+    int faults = 0;       // of the device, when this was appended
     bool signal = false;  // tells that all before it is done, also after a fault
     bool always = false;  // runs also after a fault
     bool last = false;    // the stream was destroyed
@@ -118,6 +120,8 @@ struct item {
 CUstream_st* resolve(cudaStream_t handle);  // null: no such stream
 std::vector<cudaStream_t> streams_of(int device);
 cudaError_t enqueue_always(CUstream_st& stream, work w);
+cudaError_t record(CUevent_st& event, CUstream_st& stream);
+cudaError_t wait(CUstream_st& stream, CUevent_st& event);
 cudaError_t wait_for(CUstream_st& stream);  // the host waits
 void free_memory(void* p);                  // storage alone
 bool forget(void* p);                       // false: not allocated

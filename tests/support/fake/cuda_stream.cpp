@@ -1,4 +1,4 @@
-// fake_cuda: streams as threads that work through what hosts append, and events.
+// fake_cuda: streams as threads that work through what hosts append, and the order between them.
 // Needs fake/cuda_state.
 #include <atomic>   // flags
 #include <cerrno>   // interrupted waits
@@ -22,7 +22,7 @@ struct registry {
     std::set<cudaStream_t> streams;
     std::vector<cudaStream_t> defaults = std::vector<cudaStream_t>(64);
     std::atomic<unsigned long long> made{0};
-    std::atomic<std::size_t> running{0}, events{0};
+    std::atomic<std::size_t> running{0};
     std::atomic<std::uint64_t> delay_seed{0};
     std::atomic<std::int64_t> delay_at_most{0};
 };
@@ -63,12 +63,6 @@ cudaError_t create(cudaStream_t* stream, unsigned flags, int priority) {
     if (stream == nullptr || (flags & ~unsigned{cudaStreamNonBlocking}) != 0) { return cudaErrorInvalidValue; }
     if (faulted(current_device())) { return fault_of(current_device()); }
     *stream = make_stream(current_device(), flags, priority);
-    return cudaSuccess;
-}
-cudaError_t create(cudaEvent_t* event, unsigned flags) {
-    if (faulted(current_device())) { return fault_of(current_device()); }
-    *event = new CUevent_st{current_device(), flags, {}, {}, {}, {}};
-    the().events.fetch_add(1, std::memory_order_relaxed);
     return cudaSuccess;
 }
 
@@ -137,7 +131,6 @@ cudaError_t wait_for(CUstream_st& s) {
     return fault_of(s.device);
 }
 
-namespace {
 cudaError_t record(CUevent_st& e, CUstream_st& s) {
     if (e.device != s.device) { return cudaErrorInvalidResourceHandle; }
     if (faulted(s.device)) { return fault_of(s.device); }
@@ -175,7 +168,6 @@ cudaError_t wait(CUstream_st& s, CUevent_st& e) {
     }
     return append(s, [m = e.last, device = s.device] { m->wait(device); });
 }
-}  // namespace
 
 cudaError_t order(cudaStream_t first, cudaStream_t behind) {
     CUstream_st* const f = resolve(first);
@@ -197,7 +189,6 @@ void delay(std::uint64_t seed, std::chrono::microseconds at_most) {
     the().delay_at_most.store(at_most.count(), std::memory_order_relaxed);
 }
 std::size_t live_streams() { return the().running.load(std::memory_order_relaxed); }
-std::size_t live_events() { return the().events.load(std::memory_order_relaxed); }
 
 }  // namespace tutti::test::fake_cuda
 
@@ -214,6 +205,7 @@ CUstream_st::~CUstream_st() {
 }
 void CUstream_st::push(item* i) {
     ++enqueued;
+    i->faults = faults_of(device);
     tail->next.store(i, std::memory_order_release);
     tail = i;
     sem_post(&posted_);
@@ -233,7 +225,7 @@ void CUstream_st::work_through() {
         }
         // Who was told by a signal finds the stream idle.
         if (i->signal) { completed.store(n + 1, std::memory_order_release); }
-        if (i->signal || i->always || !faulted(device)) { i->run(); }
+        if (i->signal || i->always || i->faults == faults_of(device)) { i->run(); }
         i->run = nullptr;
         completed.store(n + 1, std::memory_order_release);
     }
@@ -322,62 +314,6 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void*
     FAKE_CUDA_CALL(cudaLaunchHostFunc);
     const work call = [function, argument] { function(argument); };
     return note(enqueue(stream, [call] { return call; }));
-}
-
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-    FAKE_CUDA_CALL(cudaEventCreateWithFlags);
-    return note(create(event, flags));
-}
-cudaError_t cudaEventCreate(cudaEvent_t* event) {
-    FAKE_CUDA_CALL(cudaEventCreate);
-    return note(create(event, cudaEventDefault));
-}
-cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    FAKE_CUDA_CALL(cudaEventDestroy);
-    if (event == nullptr) { return note(cudaErrorInvalidResourceHandle); }
-    the().events.fetch_sub(1, std::memory_order_relaxed);
-    const cudaError_t lost = fault_of(event->device);
-    delete event;  // who waits for it holds its mark
-    return note(lost);
-}
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    FAKE_CUDA_CALL(cudaEventRecord);
-    CUstream_st* const s = resolve(stream);
-    if (s == nullptr || event == nullptr) { return note(cudaErrorInvalidResourceHandle); }
-    return note(record(*event, *s));
-}
-cudaError_t cudaEventQuery(cudaEvent_t event) {
-    FAKE_CUDA_CALL(cudaEventQuery);
-    if (const cudaError_t e = capture_forbids(); e != cudaSuccess) { return note(e); }
-    if (faulted(event->device)) { return note(fault_of(event->device)); }
-    const std::lock_guard lock(event->mutex);
-    if (event->captured != nullptr) { return note(cudaErrorCapturedEvent); }
-    if (event->last == nullptr || event->last->ready()) { return cudaSuccess; }
-    host_waited();
-    return note(cudaErrorNotReady);
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    FAKE_CUDA_CALL(cudaEventSynchronize);
-    host_waited();
-    if (const cudaError_t e = capture_forbids(); e != cudaSuccess) { return note(e); }
-    std::shared_ptr<mark> last;
-    {
-        const std::lock_guard lock(event->mutex);
-        if (event->captured != nullptr) { return note(cudaErrorCapturedEvent); }
-        last = event->last;
-    }
-    if (last != nullptr) { last->wait(event->device); }
-    return note(fault_of(event->device));
-}
-cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
-    FAKE_CUDA_CALL(cudaEventElapsedTime);
-    const std::scoped_lock lock(start->mutex, end->mutex);
-    if (start->last == nullptr || end->last == nullptr || ((start->flags | end->flags) & cudaEventDisableTiming) != 0) {
-        return note(cudaErrorInvalidResourceHandle);
-    }
-    if (!start->last->ready() || !end->last->ready()) { return note(cudaErrorNotReady); }
-    *milliseconds = std::chrono::duration<float, std::milli>(end->last->when() - start->last->when()).count();
-    return cudaSuccess;
 }
 
 }  // extern "C"

@@ -94,7 +94,7 @@ void withdraw(ncclComm& c, const task& mine) {
 
 // On the thread of the stream: the operations of one communicator in one group, all at once.
 void run(ncclComm& c, std::vector<task>& tasks, turnstile::ticket& in_order, turnstile::ticket* on_device) {
-    const auto cancelled = [&] { return c.aborted || fake_cuda::faulted(c.device); };
+    const auto cancelled = [&] { return c.aborted || c.dead || fake_cuda::faulted(c.device); };
     c.running.fetch_add(1);
     in_order.enter(cancelled);
     if (on_device != nullptr) { on_device->enter(cancelled); }
@@ -137,6 +137,7 @@ ncclResult_t launch(ncclComm& c, const std::vector<group_launch::operation>& ope
     for (std::size_t i = 1; i < streams.size(); ++i) { then(fake_cuda::order(streams[i], streams[0])); }
     if (e == cudaSuccess) {
         then(fake_cuda::enqueue(streams[0], [&c, tasks] {
+            if (c.dead) { problem("a graph with operations of a communicator that has ended was launched"); }
             const auto in_order = std::make_shared<turnstile::ticket>(c.order);
             const auto on_device =
                 is_exclusive() ? std::make_shared<turnstile::ticket>(order_of_device(c.device)) : nullptr;
@@ -217,6 +218,18 @@ void check_buffer(const ncclComm& c, const task& t, const void* p, std::size_t b
     }
 }
 
+// In place is where the part that is read and the part that is written are the same; other overlaps are a problem.
+void check_overlap(const ncclComm& c, const task& t, std::size_t sent, std::size_t received, std::size_t part) {
+    const auto* const in = static_cast<const char*>(t.send);
+    const auto* const out = static_cast<const char*>(t.receive);
+    if (sent == 0 || received == 0 || in + sent <= out || out + received <= in) { return; }
+    const std::size_t mine = static_cast<std::size_t>(c.rank) * part;
+    bool in_place = in == out;
+    if (t.what == kind::all_gather || t.what == kind::gather) { in_place = in == out + mine; }
+    if (t.what == kind::reduce_scatter || t.what == kind::scatter) { in_place = out == in + mine; }
+    if (t.what == kind::all_to_all || !in_place) { problem(std::string(t.name) + ": buffers overlap"); }
+}
+
 ncclResult_t submit(ncclComm_t c, task t, cudaStream_t stream) {
     const std::size_t part = t.count * size_of(t.type);
     if (const ncclResult_t r = check(c, t.name); r != ncclSuccess) { return fail_group(r); }
@@ -259,6 +272,7 @@ ncclResult_t submit(ncclComm_t c, task t, cudaStream_t stream) {
     }
     check_buffer(*c, t, t.send, sent);
     check_buffer(*c, t, t.receive, received);
+    check_overlap(*c, t, sent, received, part);
     return add(c, std::move(t), stream);
 }
 

@@ -1,0 +1,137 @@
+// cuda_queue without a device: order, storage, copies, waits and errors, over a fake of the CUDA runtime.
+#include <tutti/core/cuda_queue.hpp>  // under test
+
+#include <chrono>   // deadlines
+#include <utility>  // move
+#include <vector>   // data
+
+#include <doctest/doctest.h>  // checks
+
+#include <tutti/core/buffer.hpp>    // storage
+#include <tutti/core/deadline.hpp>  // after
+#include <tutti/core/error.hpp>     // errors
+#include <tutti/core/run.hpp>       // fetch
+
+#include <support/fake_cuda.hpp>  // kernels, failures, counts
+
+using namespace tutti;
+namespace fake = tutti::test::fake_cuda;
+using namespace std::chrono_literals;
+
+namespace {
+
+struct fixture {
+    fixture() { fake::reset(); }
+    ~fixture() { fake::reset(); }
+};
+
+void add(const cuda_queue& q, view<int, device_memory> x, int value) {
+    fake::launch(q.stream(), [x, value] {
+        for (std::size_t i = 0; i < x.size(); ++i) { x.data()[i] += value; }
+    });
+}
+
+}  // namespace
+
+TEST_CASE_FIXTURE(fixture, "work, copies and storage keep the queue's order, on a device that is not current") {
+    fake::delay(1, 100us);
+    for (int device = 0; device < 3; ++device) {
+        const cuda_queue q(device);
+        std::vector<int> in{1, 2, 3}, out(3);
+        {
+            const buffer<int, cuda_queue> x(q, 3);
+            upload(q, view<const int>(in), x.view());
+            add(q, x.view(), 10);
+            download(q, view<const int, device_memory>(x.view()), view<int>(out));
+            CHECK(out == std::vector<int>{11, 12, 13});
+            add(q, x.view(), 1);
+        }  // released while the queue still works on it
+        CHECK(q.device() == device);
+        CHECK(q.account().live() == 0);
+    }
+}
+
+TEST_CASE_FIXTURE(fixture, "queues are ordered by events alone") {
+    const cuda_queue a(0), b = a.sibling();
+    const pinned_queue host;
+    const buffer<int, pinned_queue> from(host, 1), to(host, 1);
+    const buffer<int, cuda_queue> x(a, 1);
+    from.data()[0] = 5;
+    {
+        const fake::hold held(a.stream());
+        upload(a, view<const int, pinned_memory>(from.view()), x.view());
+        add(a, x.view(), 2);
+        const auto e = a.record();
+        b.wait(e);
+        download(b, view<const int, device_memory>(x.view()), to.view());
+        CHECK_FALSE(e.ready());
+        CHECK_THROWS_AS(e.wait_host(after(std::chrono::milliseconds(10))), timeout_error);
+    }
+    b.record().wait_host(after(std::chrono::seconds(10)));
+    CHECK(to.data()[0] == 7);
+    CHECK(fetch(a, view<const int, device_memory>(x.view()), 0) == 7);
+}
+
+TEST_CASE_FIXTURE(fixture, "a steady state neither waits nor makes anything new") {
+    const cuda_queue a(0), b = a.sibling();
+    const auto step = [&] {
+        const buffer<int, cuda_queue> x(a, 100);
+        add(a, x.view(), 1);
+        b.wait(a.record());
+        add(b, x.view(), 1);
+        a.wait(b.record());
+    };
+    step();
+    const auto waits = fake::host_waits();
+    const auto events = fake::calls("cudaEventCreateWithFlags");
+    for (int i = 0; i < 100; ++i) { step(); }
+    CHECK(fake::host_waits() == waits);
+    CHECK(fake::calls("cudaEventCreateWithFlags") == events);
+    a.record().wait_host(after(std::chrono::seconds(10)));
+    b.record().wait_host(after(std::chrono::seconds(10)));
+}
+
+TEST_CASE_FIXTURE(fixture, "each call's error is told once, with CUDA's words, and the queue goes on") {
+    const cuda_queue q(0);
+    const auto failing = [&](const char* function, auto act) {
+        CAPTURE(function);
+        fake::fail(function, 1, cudaErrorMemoryAllocation);
+        try {
+            act();
+            FAIL("not told");
+        } catch (const backend_error& e) {
+            CHECK(e.context().operation == function);
+            CHECK(e.context().backend_code == static_cast<int>(cudaErrorMemoryAllocation));
+            CHECK(e.context().backend_text == "cudaErrorMemoryAllocation: out of memory");
+        }
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+    };
+    failing("cudaEventRecord", [&] { static_cast<void>(q.record()); });
+    const auto e = q.record();
+    failing("cudaEventQuery", [&] { static_cast<void>(e.ready()); });
+    failing("cudaStreamWaitEvent", [&] { q.wait(e); });
+    failing("cudaMallocFromPoolAsync", [&] { static_cast<void>(q.allocate(8)); });
+    failing("cudaStreamCreateWithFlags", [&] { static_cast<void>(q.sibling()); });
+    failing("cudaHostAlloc", [&] { static_cast<void>(pinned_queue().allocate(8)); });
+    failing("cudaGetDevice", [&] { static_cast<void>(cuda_queue()); });
+    CHECK_THROWS_AS(cuda_queue(99), backend_error);
+    const buffer<int, cuda_queue> x(q, 1);
+    failing("cudaMemcpyAsync", [&] { q.copy(x.data(), x.data(), 4, cudaMemcpyDeviceToDevice); });
+    q.record().wait_host(after(std::chrono::seconds(10)));
+    CHECK(q.account().live() == 4);
+}
+
+TEST_CASE_FIXTURE(fixture, "after a fault every call fails, and nothing is thrown where things end") {
+    const auto before = fake::live_allocations();
+    {
+        const cuda_queue q(0);
+        const buffer<int, cuda_queue> x(q, 1);
+        const auto e = q.record();
+        fake::fault(0);
+        CHECK_THROWS_AS(e.wait_host(after(std::chrono::seconds(10))), backend_error);
+        CHECK_THROWS_AS(static_cast<void>(q.record()), backend_error);
+        CHECK_THROWS_AS(static_cast<void>(q.allocate(8)), backend_error);
+        CHECK_THROWS_AS(q.copy(x.data(), x.data(), 4, cudaMemcpyDeviceToDevice), backend_error);
+    }
+    CHECK(fake::live_allocations() == before);
+}
