@@ -21,7 +21,7 @@ namespace tutti::comm::detail {
 /// Enqueues `c` on the queue's stream. `cell` is a byte of device memory for barriers.
 ///
 /// Cost  all_gather_v: n broadcasts in a group; reduce_scatter_v: n reduces in a group, n/2 times the traffic of an
-///       even one; gather, scatter and all_to_all: grouped messages, a rank's own part by a copy.
+///       even one; gather, scatter and all_to_all: grouped messages. One rank: a copy, none in place.
 class nccl_collective {
     ncclComm_t comm_;
     const cuda_queue& queue_;
@@ -43,6 +43,9 @@ public:
         , cell_(cell) {}
 
     void run() const {
+        if (ranks_ == 1 && c_.kind != collective::exchange) {  // whatever it is, it gives the input
+            return copy(c_.in, c_.out, c_.out_bytes());
+        }
         switch (c_.kind) {
         case collective::all_reduce:
             return c_.out_count == 0 ? void()
@@ -99,7 +102,7 @@ private:
         if (bytes == 0) { return; }
         expect(ncclRecv(data, bytes, ncclUint8, static_cast<int>(peer), comm_, stream()), "ncclRecv");
     }
-    void own(const void* in, void* out, std::size_t bytes) const {
+    void copy(const void* in, void* out, std::size_t bytes) const {
         if (in != out) { queue_.copy(out, in, bytes, cudaMemcpyDeviceToDevice); }
     }
 
@@ -132,49 +135,43 @@ private:
             }
         });
     }
+    // A rank's own part goes through NCCL too, beside the others' instead of before them, unless it is in place.
     void gather() const {
         const auto root = static_cast<std::size_t>(c_.root);
-        if (me_ == root) { own(c_.in, out_at(me_ * c_.in_count), c_.in_bytes()); }
         nccl_group(context_, [&] {
-            if (me_ != root) { return send(c_.in, c_.in_bytes(), root); }
-            for (std::size_t r = 0; r < ranks_; ++r) {
-                if (r != me_) { receive(out_at(r * c_.in_count), c_.in_bytes(), r); }
+            const bool stays = me_ == root && c_.in == out_at(me_ * c_.in_count);
+            if (!stays) { send(c_.in, c_.in_bytes(), root); }
+            for (std::size_t r = 0; me_ == root && r < ranks_; ++r) {
+                if (r != me_ || !stays) { receive(out_at(r * c_.in_count), c_.in_bytes(), r); }
             }
         });
     }
     void scatter() const {
         const auto root = static_cast<std::size_t>(c_.root);
-        if (me_ == root) { own(in_at(me_ * c_.out_count), c_.out, c_.out_bytes()); }
         nccl_group(context_, [&] {
-            if (me_ != root) { return receive(c_.out, c_.out_bytes(), root); }
-            for (std::size_t r = 0; r < ranks_; ++r) {
-                if (r != me_) { send(in_at(r * c_.out_count), c_.out_bytes(), r); }
+            const bool stays = me_ == root && c_.out == in_at(me_ * c_.out_count);
+            if (!stays) { receive(c_.out, c_.out_bytes(), root); }
+            for (std::size_t r = 0; me_ == root && r < ranks_; ++r) {
+                if (r != me_ || !stays) { send(in_at(r * c_.out_count), c_.out_bytes(), r); }
             }
         });
     }
     void all_to_all() const {
         const std::size_t part = c_.in_count / ranks_;
-        const std::size_t bytes = part * c_.element_size;
-        own(in_at(me_ * part), out_at(me_ * part), bytes);
         nccl_group(context_, [&] {
             for (std::size_t r = 0; r < ranks_; ++r) {
-                if (r == me_) { continue; }
-                send(in_at(r * part), bytes, r);
-                receive(out_at(r * part), bytes, r);
+                send(in_at(r * part), part * c_.element_size, r);
+                receive(out_at(r * part), part * c_.element_size, r);
             }
         });
     }
     void all_to_all_v() const {
-        own(in_at(offset_of(c_.send_counts, me_)), out_at(offset_of(c_.recv_counts, me_)),
-            c_.send_counts[me_] * c_.element_size);
         nccl_group(context_, [&] {
             std::size_t sent = 0;
             std::size_t received = 0;
             for (std::size_t r = 0; r < ranks_; ++r) {
-                if (r != me_) {
-                    send(in_at(sent), c_.send_counts[r] * c_.element_size, r);
-                    receive(out_at(received), c_.recv_counts[r] * c_.element_size, r);
-                }
+                send(in_at(sent), c_.send_counts[r] * c_.element_size, r);
+                receive(out_at(received), c_.recv_counts[r] * c_.element_size, r);
                 sent += c_.send_counts[r];
                 received += c_.recv_counts[r];
             }
@@ -208,7 +205,7 @@ private:
                                                me_, sends[i].bytes, receives[i].bytes, where(context_)),
                                      {static_cast<int>(me_)}, context_);
             }
-            own(sends[i].data, receives[i].data, sends[i].bytes);
+            copy(sends[i].data, receives[i].data, sends[i].bytes);
         }
     }
 };
