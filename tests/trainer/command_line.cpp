@@ -374,6 +374,13 @@ TEST_CASE("--backend mpi under mpirun: rank 0 alone speaks and writes; what is r
     CHECK(files_in(folder) == 5);
 
     std::filesystem::remove_all(folder / "run");
+    // The first process speaks however late it is.
+    const std::string late =
+        mpirun + " 3 sh -c 'test ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} != 0 || sleep 1; exec \"$@\"' sh";
+    const outcome alone = run_program(folder, "--data text --backend nonsense", 120, late);
+    CHECK(alone.code == 2);
+    CHECK(alone.err.find("transformer: --backend: 'nonsense'") != std::string::npos);
+
     for (const char* const wrong : {"--data text --backend mpi --ranks 3", "--data text --backend mpi --batch 13",
                                     "--data text --backend mpi --lr nan", "--backend mpi --data missing",
                                     "--data text --backend mpi --pipeline local", "--data text --backend threads"}) {
