@@ -17,6 +17,7 @@
 
 #include <tutti/strategy/data_parallel.hpp>
 
+#include "data.hpp"
 #include "model.hpp"
 #include "options.hpp"
 #include "support/environment.hpp"

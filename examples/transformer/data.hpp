@@ -1,30 +1,29 @@
-// Text as bytes: files are read, split 90/10 into training and validation, and sampled by position.
-// Needs model.hpp for the random streams. Which samples a step sees is a function of (seed, global sample index) alone.
+// What a run learns from: text, a token a byte, or files of GPT-2 tokens; its training and validation parts; samples.
+// Needs token_file.hpp, parameters.hpp for the random streams. Samples are a function of (seed, global index) alone.
 #pragma once
 
-#include <algorithm>    // sort, find
-#include <array>        // names of text files
-#include <cstdint>      // bytes
-#include <filesystem>   // folders
-#include <fstream>      // files
-#include <span>         // tokens
-#include <stdexcept>    // bad_input
-#include <string>       // messages
-#include <string_view>  // file names
-#include <vector>       // the text
+#include <algorithm>     // sort, find
+#include <array>         // names of text files
+#include <cerrno>        // why a file cannot be read
+#include <cstddef>       // sizes
+#include <cstdint>       // bytes
+#include <filesystem>    // folders
+#include <fstream>       // files
+#include <span>          // tokens
+#include <string>        // messages
+#include <string_view>   // file names
+#include <system_error>  // why a file cannot be read
+#include <utility>       // move
+#include <vector>        // the text
 
 #include <fmt/format.h>           // messages
 #include <tutti/core/philox.hpp>  // sampling
 
-#include "model.hpp"
+#include "bad_input.hpp"
+#include "parameters.hpp"
+#include "token_file.hpp"
 
 namespace transformer {
-
-/// The user asked for something that cannot be done: one line on stderr, exit code 2, nothing written.
-class bad_input : public std::runtime_error {
-public:
-    using std::runtime_error::runtime_error;
-};
 
 /// What a folder given as data contributes.
 [[nodiscard]] inline bool is_text(const std::filesystem::path& file) {
@@ -66,30 +65,64 @@ public:
     return text;
 }
 
-/// One run's text.
+/// One run's tokens, in memory or mapped.
 class corpus {
-    std::vector<std::uint8_t> text_;
-    std::size_t training_;
+    std::vector<std::uint16_t> text_;
+    std::vector<token_file> files_;
+    tokens training_, validation_;  // moving the above does not move what these see
 
-public:
-    /// Errors  bad_input when either part is shorter than one sequence and its next byte.
-    corpus(std::vector<std::uint8_t> text, int context) : text_(std::move(text)), training_(text_.size() * 9 / 10) {
-        const auto sequence = static_cast<std::size_t>(context) + 1;
-        if (training_ < sequence || text_.size() - training_ < sequence) {
-            throw bad_input(fmt::format("--data: {} bytes are too few: a tenth is kept for validation, and a context "
-                                        "of {} needs {} there",
-                                        text_.size(), context, sequence));
+    void keep_a_tenth(tokens all, int context, const char* option, const char* unit) {
+        training_ = all.first(all.size() * 9 / 10);
+        validation_ = all.subspan(training_.size());
+        const std::size_t needed = window_of(context);
+        if (training_.size() < needed || validation_.size() < needed) {
+            throw bad_input(fmt::format("{}: {} {} are too few: a tenth is kept for validation, and a context of {} "
+                                        "needs {} there",
+                                        option, all.size(), unit, context, needed));
         }
     }
-    [[nodiscard]] tokens training() const { return tokens(text_).first(training_); }
-    [[nodiscard]] tokens validation() const { return tokens(text_).subspan(training_); }
-    [[nodiscard]] std::size_t size() const { return text_.size(); }
+    static void require_window(tokens part, int context, const char* option) {
+        if (part.size() >= window_of(context)) { return; }
+        throw bad_input(fmt::format("{}: {} tokens are too few: a context of {} needs {}", option, part.size(), context,
+                                    window_of(context)));
+    }
+    /// A sequence and the target of its last token.
+    static std::size_t window_of(int context) { return static_cast<std::size_t>(context) + 1; }
+
+public:
+    /// Text, a token a byte; its last tenth is for validation.
+    /// Errors  bad_input when either part is shorter than one sequence and its next byte.
+    corpus(const std::vector<std::uint8_t>& text, int context) : text_(text.begin(), text.end()) {
+        keep_a_tenth(text_, context, "--data", "bytes");
+    }
+    /// GPT-2 tokens. Without a path for validation the last tenth is kept.
+    /// Errors  bad_input when a file is not what it should be, holds a token outside the vocabulary, or is too short.
+    /// Cost    reads all tokens once; they stay in their files.
+    corpus(const std::string& training, const std::string& validation, const configuration& c) {
+        files_.emplace_back("--tokens", training);
+        if (!validation.empty()) { files_.emplace_back("--validation-tokens", validation); }
+        for (const token_file& file : files_) { file.require_below(c.vocabulary); }
+        if (validation.empty()) {
+            keep_a_tenth(files_[0].values(), c.context, "--tokens", "tokens");
+        } else {
+            training_ = files_[0].values();
+            validation_ = files_[1].values();
+            require_window(training_, c.context, "--tokens");
+            require_window(validation_, c.context, "--validation-tokens");
+        }
+    }
+    corpus(corpus&&) noexcept = default;
+    corpus& operator=(corpus&&) noexcept = default;
+
+    [[nodiscard]] tokens training() const { return training_; }
+    [[nodiscard]] tokens validation() const { return validation_; }
+    [[nodiscard]] std::size_t size() const { return training_.size() + validation_.size(); }
 };
 
-/// Input and target bytes of `count` sequences, one after the other; targets are the inputs' next bytes.
+/// Input and target tokens of `count` sequences, one after the other; targets are the inputs' next tokens.
 struct batch {
-    std::vector<std::uint8_t> in;
-    std::vector<std::uint8_t> targets;
+    std::vector<std::uint16_t> in;
+    std::vector<std::uint16_t> targets;
     /// Appends the sequence of `length` tokens that starts at `first`.
     void append(tokens text, std::size_t first, std::size_t length) {
         const auto at = text.begin() + static_cast<std::ptrdiff_t>(first);
@@ -103,7 +136,7 @@ struct batch {
     }
 };
 
-/// Samples [first, first + count) of the endless shuffled stream of a seed: each starts at a uniformly random byte.
+/// Samples [first, first + count) of the endless shuffled stream of a seed: each starts at a uniformly random token.
 inline void draw(batch& out, tokens training, std::uint64_t seed, std::uint64_t first, std::size_t count, int context) {
     const auto length = static_cast<std::size_t>(context);
     const tutti::random_stream stream = random_for(seed, purpose::data);

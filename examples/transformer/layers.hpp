@@ -1,39 +1,36 @@
 // The layers of a transformer except attention, each forward and backward, over matrices of tokens x features.
-// Needs matrix.hpp. Backward functions *add* to parameter gradients (micro-batches accumulate) and overwrite the
-// gradients of activations unless they say "adds". Radford et al. 2019 (GPT-2).
+// Needs matrix.hpp, and parameters.hpp for tokens. Backward functions *add* to parameter gradients (micro-batches
+// accumulate) and overwrite the gradients of activations unless they say "adds". Radford et al. 2019 (GPT-2).
 #pragma once
 
 #include <algorithm>  // copy
 #include <cmath>      // sqrt, log
-#include <cstdint>    // tokens
-#include <span>       // tokens of a batch
 
 #include "matrix.hpp"
+#include "parameters.hpp"
 
 // "omp simd" lets the compiler reorder the sum that a loop names, and nothing else (-fopenmp-simd, no OpenMP runtime).
 namespace transformer {
 
-using tokens = std::span<const std::uint8_t>;
-
-// ---- embedding: out[t] = token_table[token[t]] + position_table[t mod length] -------------------------------------
+// ---- embedding: out[t] = token_rows[token[t]] + position_rows[t mod length] -------------------------------------
 
 template <class T>
-void embedding_forward(tokens in, int length, matrix<const T> token_table, matrix<const T> position_table,
+void embedding_forward(tokens in, int length, matrix<const T> token_rows, matrix<const T> position_rows,
                        matrix<T> out) {
     for (int t = 0; t < out.rows; ++t) {
-        const T* const token = token_table.row(in[static_cast<std::size_t>(t)]);
-        const T* const position = position_table.row(t % length);
+        const T* const token = token_rows.row(in[static_cast<std::size_t>(t)]);
+        const T* const position = position_rows.row(t % length);
         T* const y = out.row(t);
         for (int c = 0; c < out.columns; ++c) { y[c] = token[c] + position[c]; }
     }
 }
 
 template <class T>
-void embedding_backward(tokens in, int length, matrix<const T> d_out, matrix<T> d_token_table,
-                        matrix<T> d_position_table) {
+void embedding_backward(tokens in, int length, matrix<const T> d_out, matrix<T> d_token_rows,
+                        matrix<T> d_position_rows) {
     for (int t = 0; t < d_out.rows; ++t) {
-        T* const token = d_token_table.row(in[static_cast<std::size_t>(t)]);
-        T* const position = d_position_table.row(t % length);
+        T* const token = d_token_rows.row(in[static_cast<std::size_t>(t)]);
+        T* const position = d_position_rows.row(t % length);
         const T* const dy = d_out.row(t);
         for (int c = 0; c < d_out.columns; ++c) {
             token[c] += dy[c];

@@ -2,11 +2,13 @@
 // Exit codes: 0 trained; 2 the user asked for something impossible (nothing was written); 1 anything else.
 #include <algorithm>   // replace, find_if
 #include <cmath>       // bits
+#include <cstdint>     // tokens
 #include <cstdio>      // stderr
 #include <cstdlib>     // getenv
 #include <filesystem>  // own sources
 #include <optional>    // exit code
 #include <string>      // messages
+#include <utility>     // pair
 #include <vector>      // paths
 
 #include <CLI/CLI.hpp>             // command line
@@ -16,7 +18,11 @@
 #include <tutti/comm/mpi.hpp>  // ranks as processes
 #endif
 
+#include "data.hpp"
+#include "options.hpp"
 #include "pipelines.hpp"
+#include "report.hpp"
+#include "weights.hpp"
 
 namespace {
 
@@ -34,19 +40,26 @@ int launched_processes() { return launcher_number("OMPI_COMM_WORLD_SIZE", "PMI_S
 
 void print_results(const options& o, const corpus& text, const result& r) {
     const double bits = r.validation_loss() / std::log(2.0);
-    fmt::print("{} parameters, {} bytes of text ({} to train on), {} {} ({}, {}, {})\n", r.parameters, text.size(),
+    const char* const unit = o.unit();
+    fmt::print("{} parameters, {} {}s ({} to train on), {} {} ({}, {}, {})\n", r.parameters, text.size(), unit,
                text.training().size(), o.ranks, o.ranks == 1 ? "rank" : "ranks", o.pipeline, o.backend, o.precision);
     fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s, exposed communication {:.1f} % of it, {} bytes sent per rank "
                "and step\n",
                o.steps, r.total_seconds, tokens_of(o) / r.total_seconds, 100 * r.exposed_seconds / r.total_seconds,
                r.wire_bytes_per_step);
-    fmt::print("loss {:.3f} -> {:.3f} nats per byte; validation {:.4f} nats per byte, {:.3f} bits per byte\n",
-               r.training.front().second, r.training.back().second, r.validation_loss(), bits);
-    std::string sample = r.sample;
-    for (char& c : sample) {
-        if (c != '\n' && (c < ' ' || c > '~')) { c = '?'; }  // half-learned UTF-8 would confuse the terminal
+    fmt::print("loss {0:.3f} -> {1:.3f} nats per {4}; validation {2:.4f} nats per {4}, {3:.3f} bits per {4}\n",
+               r.training.front().second, r.training.back().second, r.validation_loss(), bits, unit);
+    std::string sample;
+    for (const std::uint16_t t : r.sample) {
+        if (!o.token_file.empty()) {
+            sample += fmt::format("{}{}", sample.empty() ? "" : " ", t);
+        } else {  // half-learned UTF-8 would confuse the terminal
+            sample += t == '\n' || (t >= ' ' && t <= '~') ? static_cast<char>(t) : '?';
+        }
     }
-    fmt::print("---- the model writes ----\n{}\n--------------------------\n", sample);
+    fmt::print("---- the model writes{} ----\n{}\n--------------------------\n",
+               o.token_file.empty() ? "" : ", as numbers of GPT-2 tokens", sample);
+    if (!o.save.empty()) { fmt::print("weights  {}\n", o.save); }
     fmt::print("report   {}\ntrace    {}  (open it in https://ui.perfetto.dev)\npicture  {}\n", o.report, o.trace,
                o.plot);
 }
@@ -72,7 +85,9 @@ std::vector<std::string> own_sources() {
 /// All that can be refused before something is written, the cheap questions first.
 corpus prepare(options& o, int processes) {
     complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
-    corpus text(read_text(o.data.empty() ? own_sources() : o.data), o.model.context);
+    if (!o.load.empty()) { weights_file(o.load, o.model).require_tied_head(o.model); }
+    corpus text = o.token_file.empty() ? corpus(read_text(o.data.empty() ? own_sources() : o.data), o.model.context)
+                                       : corpus(o.token_file, o.validation_token_file, o.model);
     one_thread_per_rank();
     return text;
 }
@@ -106,8 +121,10 @@ int run_mpi(int argc, char** argv, options& o) {
     return tutti::comm::mpi::launch(argc, argv, [&](tutti::comm::mpi& world) {
         std::optional<corpus> text;
         if (any_refuses(world, [&] { text.emplace(prepare(o, world.size())); })) { return 2; }
-        world.agree(tutti::hash_bytes(tutti::as_bytes(tutti::view<const std::uint8_t>(text->training()))),
-                    "training text");
+        for (const auto& [part, name] :
+             {std::pair(text->training(), "training text"), std::pair(text->validation(), "validation text")}) {
+            world.agree(tutti::hash_bytes(tutti::as_bytes(tutti::view<const std::uint16_t>(part))), name);
+        }
         if (any_refuses(world, [&] { world.rank() == 0 ? claim_files(o) : void(); })) { return 2; }
         world.barrier();  // machines share no clock: they agree on this moment as the traces' time zero
         run_rank(world, o, *text, tutti::clock_type::now());
@@ -118,8 +135,9 @@ int run_mpi(int argc, char** argv, options& o) {
 
 /// Parses the command line. Returns the exit code when there is nothing to run.
 std::optional<int> parse(int argc, char** argv, options& o) {
-    CLI::App app("Trains a decoder-only transformer on bytes, over ranks that are threads or MPI processes.",
-                 "transformer");
+    CLI::App app(
+        "Trains a decoder-only transformer on text or GPT-2 tokens, over ranks that are threads or MPI processes.",
+        "transformer");
     declare(app, o, pipelines_known::help());
     try {
         app.parse(argc, argv);
@@ -130,13 +148,17 @@ std::optional<int> parse(int argc, char** argv, options& o) {
     if (!pipelines_known::has(o.pipeline)) {
         throw bad_input(fmt::format("--pipeline: '{}' is not one of {}", o.pipeline, pipelines_known::names()));
     }
+    choose_model(app, o);
     return std::nullopt;
 }
 
+/// A request refused before ranks could talk is refused by every process of mpirun. The first one speaks; the others end
+/// as if all were well, since mpirun kills what still runs once a process fails, and would cut the first one short.
 int complain(const char* what, int code) {
+    if (code == 2 && !is_first_process()) { return 0; }
     std::string line = what;  // one line, whatever a library wrote
     std::replace(line.begin(), line.end(), '\n', ' ');
-    if (is_first_process() || code == 1) { fmt::print(stderr, "transformer: {}\n", line); }
+    fmt::print(stderr, "transformer: {}\n", line);
     return code;
 }
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <algorithm>  // fill
-#include <cstdint>    // seed
+#include <cstdint>    // seed, tokens
 #include <exception>  // uncaught_exceptions
 #include <span>       // probabilities
 #include <utility>    // declval
@@ -61,7 +61,7 @@ public:
     /// when it is complete.
     template <class S> void backward(S& s, tokens in, tokens targets, int length, T scale);
 
-    /// Probabilities of the byte after `in`, a single sequence of at most `context` tokens.
+    /// Probabilities of the token after `in`, a single sequence of at most `context` tokens.
     template <class S> [[nodiscard]] std::span<const T> predict(S& s, tokens in);
 
 private:
@@ -239,7 +239,7 @@ template <class T> template <class S> std::span<const T> model<T>::predict(S& s,
     const use table(s, token_table);
     const matrix<T> logits = logits_.top(1);
     multiply<T>(normalized_.block(rows - 1, 1, 0, config_.width), transposed(shaped(token_table, table)), logits);
-    constexpr std::uint8_t any = 0;
+    constexpr std::uint16_t any = 0;
     (void)cross_entropy_forward<T>(logits, tokens(&any, 1));  // for the probabilities that it leaves
     return {logits.data, static_cast<std::size_t>(config_.vocabulary)};
 }

@@ -2,28 +2,35 @@
 // Needs CLI11. A bad value is one line on stderr and exit code 2, before anything is written.
 #pragma once
 
+#include <algorithm>   // find_if
 #include <cmath>       // isfinite
 #include <cstdint>     // seed
 #include <filesystem>  // default paths
 #include <limits>      // largest seed
 #include <string>      // names
+#include <utility>     // pair
 #include <vector>      // data paths
 
 #include <CLI/CLI.hpp>               // command line
+#include <fmt/format.h>              // messages
 #include <tutti/optimize/adamw.hpp>  // optimizer
 
-#include "data.hpp"
+#include "bad_input.hpp"
+#include "parameters.hpp"
 
 namespace transformer {
 
 struct options {
-    std::vector<std::string> data;  // files and folders
-    int ranks = 0;                  // 0: as many as the backend has, or the default
+    std::vector<std::string> data;      // files and folders
+    std::string token_file;             // empty: `data` is the text
+    std::string validation_token_file;  // empty: the last tenth of the other
+    int ranks = 0;                      // 0: as many as the backend has, or the default
     std::string backend = "threads";
     std::string pipeline = "ddp";
     int steps = 2000;
-    int batch = 12;       // sequences of all ranks together
-    int micro_batch = 0;  // sequences a rank computes at a time; 0: as many as keep its activations in cache
+    int batch = 12;          // sequences of all ranks together
+    int micro_batch = 0;     // sequences a rank computes at a time; 0: as many as keep its activations in cache
+    std::string model_name;  // a published one; empty: sizes are given one by one
     configuration model;
     double learning_rate = 1e-3;
     std::uint64_t seed = 1;
@@ -32,7 +39,19 @@ struct options {
     std::string report = "run/report.json";
     std::string trace;  // empty: beside the report
     std::string plot;   // empty: beside the report
+    std::string load;   // weights to start from; empty: random ones
+    std::string save;   // where trained weights go; empty: nowhere
     bool quiet = false;
+
+    /// What a token is, and so what a loss is for.
+    [[nodiscard]] const char* unit() const { return token_file.empty() ? "byte" : "token"; }
+    /// The files that the run writes, with the options that name them.
+    [[nodiscard]] std::vector<std::pair<const char*, std::string>> written() const {
+        std::vector<std::pair<const char*, std::string>> files{
+            {"--report", report}, {"--trace", trace}, {"--plot", plot}};
+        if (!save.empty()) { files.emplace_back("--save", save); }
+        return files;
+    }
 
     // nanoGPT's schedule and AdamW: linear warm-up, cosine to a tenth; decay of matrices; clipping by the global norm.
     [[nodiscard]] int warmup_steps() const { return std::min(100, steps / 10); }
@@ -53,11 +72,27 @@ struct options {
     return best;
 }
 
+/// "gpt2-124m, gpt2-350m, ...": for messages.
+[[nodiscard]] inline std::string gpt2_names() {
+    std::string text;
+    for (const gpt2_size& size : gpt2_sizes) { text += fmt::format("{}{}", text.empty() ? "" : ", ", size.name); }
+    return text;
+}
+
 /// Declares every option on `app`. `pipelines` is the help text's list of names, one a line.
 inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     const auto within = [](long least, long most) { return CLI::Range(least, most); };
+    const CLI::Validator named(
+        [](const std::string& file) { return std::string(file.empty() ? "no file name given" : ""); }, "");
     app.add_option("--data", o.data, "text files, or folders of text files; default: this project's own sources")
         ->type_name("PATH...");
+    app.add_option("--tokens", o.token_file, "instead of text: GPT-2 tokens, as llm.c's scripts write them (.bin)")
+        ->check(named)
+        ->type_name("FILE");
+    app.add_option("--validation-tokens", o.validation_token_file,
+                   "GPT-2 tokens to validate on; default: the last tenth of --tokens")
+        ->check(named)
+        ->type_name("FILE");
     app.add_option("--ranks", o.ranks, "number of ranks; default 4 threads, all of mpirun's processes, 1 for 'local'")
         ->check(within(1, 1024));
     app.add_option("--backend", o.backend, "threads, or mpi under mpirun")->capture_default_str();
@@ -69,6 +104,10 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--micro-batch", o.micro_batch,
                    "sequences a rank computes at a time, accumulating gradients; default: up to 256 tokens")
         ->check(within(1, 1'000'000));
+    app.add_option("--model", o.model_name,
+                   "sizes of a published model with its 1024 positions; --context is as much unless given less:\n" +
+                       gpt2_names())
+        ->type_name("NAME");
     app.add_option("--context", o.model.context, "tokens per sequence")
         ->check(within(1, 65'536))
         ->capture_default_str();
@@ -85,6 +124,10 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--eval-every", o.eval_every, "steps between validations")
         ->check(within(1, 100'000'000))
         ->capture_default_str();
+    app.add_option("--load", o.load, "start from these GPT-2 weights (safetensors)")->check(named)->type_name("FILE");
+    app.add_option("--save", o.save, "write the trained weights there (safetensors, F32)")
+        ->check(named)
+        ->type_name("FILE");
     app.add_option("--report", o.report, "JSON report")->type_name("FILE")->capture_default_str();
     app.add_option("--trace", o.trace, "Chrome trace for ui.perfetto.dev; default: trace.json beside the report")
         ->type_name("FILE");
@@ -112,10 +155,36 @@ inline void require_file_name(const char* option, const std::string& path) {
 
 }  // namespace detail
 
+/// The sizes that --model and --tokens stand for. `app` has parsed the command line into `o`.
+/// Errors  bad_input for an unknown name, and for a size that contradicts it.
+inline void choose_model(const CLI::App& app, options& o) {
+    using detail::require;
+    const bool named = app.count("--model") > 0;
+    if (named || app.count("--tokens") > 0) { o.model.vocabulary = gpt2_vocabulary; }
+    if (!named) { return; }
+    const auto found = std::find_if(gpt2_sizes.begin(), gpt2_sizes.end(),
+                                    [&](const gpt2_size& size) { return size.name == o.model_name; });
+    require(found != gpt2_sizes.end(), fmt::format("--model: '{}' is not one of {}", o.model_name, gpt2_names()));
+    const auto fix = [&](const char* option, int& size, int published) {
+        require(app.count(option) == 0 || size == published,
+                fmt::format("{}: {} contradicts --model {}, which has {}", option, size, o.model_name, published));
+        size = published;
+    };
+    fix("--layers", o.model.layers, found->layers);
+    fix("--heads", o.model.heads, found->heads);
+    fix("--width", o.model.width, found->width);
+    o.model.positions = gpt2_positions;
+    if (app.count("--context") == 0) { o.model.context = gpt2_positions; }
+    require(o.model.context <= gpt2_positions, fmt::format("--context: {} is more than the {} positions of --model {}",
+                                                           o.model.context, gpt2_positions, o.model_name));
+}
+
 /// Fills what depends on other options and checks what spans options. `processes` is mpirun's, 0 without.
 /// Errors  bad_input.
 inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     using detail::require;
+    require(o.token_file.empty() || o.data.empty(), "--tokens: not together with --data");
+    require(o.validation_token_file.empty() || !o.token_file.empty(), "--validation-tokens: needs --tokens");
     require(std::isfinite(o.learning_rate) && o.learning_rate > 0 && o.learning_rate <= 1e3,
             fmt::format("--lr: {} is not a positive number up to 1000", o.learning_rate));
     require(o.precision == "float" || o.precision == "double",
@@ -141,11 +210,13 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     const std::filesystem::path folder = std::filesystem::path(o.report).parent_path();
     if (o.trace.empty()) { o.trace = (folder / "trace.json").string(); }
     if (o.plot.empty()) { o.plot = (folder / "loss.svg").string(); }
-    detail::require_file_name("--report", o.report);
-    detail::require_file_name("--trace", o.trace);
-    detail::require_file_name("--plot", o.plot);
-    require(o.report != o.trace && o.report != o.plot && o.trace != o.plot,
-            "--report, --trace and --plot: two of them name the same file");
+    const auto files = o.written();
+    for (auto file = files.begin(); file != files.end(); ++file) {
+        detail::require_file_name(file->first, file->second);
+        const auto same =
+            std::find_if(files.begin(), file, [&](const auto& other) { return other.second == file->second; });
+        require(same == file, fmt::format("{} and {} name the same file '{}'", same->first, file->first, file->second));
+    }
 }
 
 }  // namespace transformer

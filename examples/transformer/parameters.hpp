@@ -3,17 +3,22 @@
 // Initialization: Radford et al. 2019, as in nanoGPT; every element is a function of (seed, tensor, element) alone.
 #pragma once
 
-#include <algorithm>  // fill
-#include <cmath>      // sqrt
-#include <cstddef>    // size_t
-#include <cstdint>    // seeds
-#include <string>     // names
-#include <vector>     // shapes
+#include <algorithm>    // fill
+#include <array>        // published sizes
+#include <cmath>        // sqrt
+#include <cstddef>      // size_t
+#include <cstdint>      // seeds, tokens
+#include <span>         // tokens of a batch
+#include <string>       // names
+#include <string_view>  // names
+#include <vector>       // shapes
 
 #include <tutti/core/philox.hpp>  // normals
 #include <tutti/core/view.hpp>    // values
 
 namespace transformer {
+
+using tokens = std::span<const std::uint16_t>;
 
 struct configuration {
     int vocabulary = 256;  // bytes
@@ -21,7 +26,22 @@ struct configuration {
     int layers = 4;
     int heads = 4;
     int width = 128;
+    int positions = 0;  // rows of the position table, at least `context`; 0: as many
+    [[nodiscard]] int position_rows() const { return positions == 0 ? context : positions; }
 };
+
+/// GPT-2 as published (Radford et al. 2019): four sizes over one vocabulary and one number of positions.
+struct gpt2_size {
+    std::string_view name;
+    int layers, heads, width;
+};
+inline constexpr std::array<gpt2_size, 4> gpt2_sizes{{{"gpt2-124m", 12, 12, 768},
+                                                      {"gpt2-350m", 24, 16, 1024},
+                                                      {"gpt2-774m", 36, 20, 1280},
+                                                      {"gpt2-1558m", 48, 25, 1600}}};
+inline constexpr int gpt2_vocabulary = 50257;
+inline constexpr int gpt2_positions = 1024;
+inline constexpr std::uint16_t gpt2_end_of_text = 50256;
 
 /// What the seeds of random streams are split by.
 enum class purpose : std::uint32_t { weights = 0, data = 1, sample = 2 };
@@ -67,7 +87,7 @@ struct declaration {
     const float residual = deviation / std::sqrt(2.0f * static_cast<float>(c.layers));
     std::vector<declaration> list{
         {"wte.weight", {static_cast<std::size_t>(c.vocabulary), w}, deviation},
-        {"wpe.weight", {static_cast<std::size_t>(c.context), w}, deviation},
+        {"wpe.weight", {static_cast<std::size_t>(c.position_rows()), w}, deviation},
     };
     for (int l = 0; l < c.layers; ++l) {
         const std::string h = "h." + std::to_string(l) + ".";

@@ -12,7 +12,7 @@
 
 namespace transformer {
 
-/// (step, loss in nats per token) in ascending order of steps.
+/// (step, loss in nats per token or byte) in ascending order of steps.
 using curve = std::vector<std::pair<int, double>>;
 
 namespace detail {
@@ -42,9 +42,9 @@ namespace detail {
 
 }  // namespace detail
 
-/// Both curves are finite; `validation` is not empty.
-[[nodiscard]] inline std::string loss_picture(const std::string& title, const curve& training,
-                                              const curve& validation) {
+/// Both curves are finite; `validation` is not empty. `unit` is what a loss is for: a byte, a token.
+[[nodiscard]] inline std::string loss_picture(const std::string& title, const curve& training, const curve& validation,
+                                              const char* unit) {
     constexpr double width = 860, height = 500, left = 64, right = 28, top = 56, bottom = 56;
     double low = 1e300, high = -1e300;
     int last_step = 1;
@@ -83,8 +83,8 @@ namespace detail {
     svg += fmt::format("<path d=\"M{} {}H{}\" stroke=\"#888\"/>\n", left, height - bottom, width - right);
     text((left + width - right) / 2, height - 14, "middle", "step");
     svg += fmt::format(
-        "<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss, nats per byte</text>\n",
-        (top + height - bottom) / 2);
+        "<text transform=\"translate(18 {:.1f}) rotate(-90)\" text-anchor=\"middle\">loss, nats per {}</text>\n",
+        (top + height - bottom) / 2, unit);
 
     const auto line = [&](const curve& c, const char* style) {
         std::string path;

@@ -1,21 +1,20 @@
 // What a run leaves behind: report.json, trace.json and the picture, each written whole or not at all.
-// Needs nlohmann-json and plot.hpp. Losses are nats per token (one byte); seconds are means over ranks.
+// Needs nlohmann-json and plot.hpp. Losses are nats per token (of text, a byte); seconds are means over ranks.
 #pragma once
 
 #include <cstdint>       // counts
-#include <filesystem>    // folders, rename
+#include <filesystem>    // folders
 #include <fstream>       // files
-#include <stdexcept>     // runtime_error
 #include <string>        // names
 #include <system_error>  // why a file could not be written
-#include <utility>       // pair
-#include <vector>        // folders made
+#include <vector>        // folders made, sample
 
 #include <fmt/format.h>       // hash
 #include <nlohmann/json.hpp>  // report
 
 #include "options.hpp"
 #include "plot.hpp"
+#include "whole_file.hpp"
 
 namespace transformer {
 
@@ -30,8 +29,8 @@ struct result {
     double step_median = 0;
     double compute_seconds = 0;
     double exposed_seconds = 0;
-    std::string sample;  // text that the trained model wrote
-    std::string trace;   // Chrome trace of all ranks, the last 1000 steps
+    std::vector<std::uint16_t> sample;  // tokens that the trained model wrote
+    std::string trace;                  // Chrome trace of all ranks, the last 1000 steps
 
     [[nodiscard]] double validation_loss() const { return validation.back().second; }
 };
@@ -56,7 +55,8 @@ struct result {
         {"wire_bytes_per_rank_per_step", r.wire_bytes_per_step},
         {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
         {"loss",
-         {{"first", r.training.front().second},
+         {{"unit", fmt::format("nats per {}", o.unit())},
+          {"first", r.training.front().second},
           {"last", r.training.back().second},
           {"validation", r.validation_loss()},
           {"curve", std::move(points)}}},
@@ -74,52 +74,35 @@ struct result {
 inline void claim_files(const options& o) {
     namespace fs = std::filesystem;
     std::vector<fs::path> made;
-    const std::pair<const char*, const std::string*> files[] = {
-        {"--report", &o.report}, {"--trace", &o.trace}, {"--plot", &o.plot}};
-    for (const auto& [option, path] : files) {
+    for (const auto& [option, path] : o.written()) {
         std::error_code failed;
         std::vector<fs::path> missing;
-        for (fs::path f = fs::absolute(*path).parent_path(); !fs::exists(f); f = f.parent_path()) {
+        for (fs::path f = fs::absolute(path).parent_path(); !fs::exists(f); f = f.parent_path()) {
             missing.push_back(f);
         }
         for (auto f = missing.rbegin(); f != missing.rend() && !failed; ++f) {
             if (fs::create_directory(*f, failed)) { made.push_back(*f); }
         }
-        const std::string neighbor = *path + ".unfinished";
+        const std::string neighbor = neighbor_of(path);
         if (!failed && !std::ofstream(neighbor)) { failed = std::error_code(errno, std::generic_category()); }
         if (failed) {
             std::error_code ignored;
             for (auto f = made.rbegin(); f != made.rend(); ++f) { fs::remove(*f, ignored); }
-            throw bad_input(fmt::format("{}: cannot write '{}': {}", option, *path, failed.message()));
+            throw bad_input(fmt::format("{}: cannot write '{}': {}", option, path, failed.message()));
         }
         fs::remove(neighbor);
     }
 }
 
-/// Through a neighbor and a rename: a reader never sees half a file, and a failure keeps the old one.
-/// Errors  runtime_error with the system's reason.
-inline void write_file(const std::string& path, const std::string& text) {
-    namespace fs = std::filesystem;
-    const fs::path folder = fs::path(path).parent_path();
-    const std::string unfinished = path + ".unfinished";
-    std::error_code failed;
-    if (!folder.empty()) { fs::create_directories(folder, failed); }
-    if (!failed) {
-        std::ofstream out(unfinished, std::ios::binary);
-        out << text;
-        out.close();
-        if (!out) { failed = std::error_code(errno, std::generic_category()); }
-    }
-    if (!failed) { fs::rename(unfinished, path, failed); }
-    if (failed) { throw std::runtime_error(fmt::format("cannot write '{}': {}", path, failed.message())); }
-}
-
 inline void write_results(const options& o, const result& r) {
     const std::string title = fmt::format("{} on {} {} ({}): {:.0f} tokens/s", o.pipeline, o.ranks,
                                           o.ranks == 1 ? "rank" : "ranks", o.backend, tokens_of(o) / r.total_seconds);
-    write_file(o.trace, r.trace);
-    write_file(o.plot, loss_picture(title, r.training, r.validation));
-    write_file(o.report, report_of(o, r).dump(2) + "\n");  // last: where there is a report, there is all of it
+    const auto write = [](const std::string& path, const std::string& text) {
+        write_whole(path, [&](std::ofstream& out) { out << text; });
+    };
+    write(o.trace, r.trace);
+    write(o.plot, loss_picture(title, r.training, r.validation, o.unit()));
+    write(o.report, report_of(o, r).dump(2) + "\n");  // last: where there is a report, there is all of it
 }
 
 }  // namespace transformer

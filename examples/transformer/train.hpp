@@ -5,6 +5,7 @@
 #include <algorithm>  // nth_element
 #include <chrono>     // step times
 #include <cmath>      // pow
+#include <cstdint>    // tokens
 #include <memory>     // ledger
 #include <stdexcept>  // a run that diverged
 #include <vector>     // losses
@@ -19,6 +20,8 @@
 #include "options.hpp"
 #include "progress.hpp"
 #include "report.hpp"
+#include "safetensors.hpp"
+#include "weights.hpp"
 
 namespace transformer {
 
@@ -36,7 +39,7 @@ template <class T> struct published {
 template <class T, class S, class Comm>
 [[nodiscard]] double evaluate(model<T>& net, S& weights, tokens text, Comm& world) {
     const auto length = static_cast<std::size_t>(net.config().context);
-    const std::size_t scored = text.size() - 1;  // every byte but the first
+    const std::size_t scored = text.size() - 1;  // every token but the first
     const std::size_t windows = scored / length;
     const auto at_once = static_cast<std::size_t>(net.batch());
     const auto ranks = static_cast<std::size_t>(world.size()), rank = static_cast<std::size_t>(world.rank());
@@ -61,13 +64,14 @@ template <class T, class S, class Comm>
     return losses[0] / static_cast<double>(scored);
 }
 
-/// `count` bytes that the model writes after a newline, at temperature 0.8.
+/// `count` tokens that the model writes after `first`, at temperature 0.8.
 /// Determinism  of weights and seed.
 template <class T, class S>
-[[nodiscard]] std::string generate(model<T>& net, S& weights, std::uint64_t seed, int count) {
+[[nodiscard]] std::vector<std::uint16_t> generate(model<T>& net, S& weights, std::uint16_t first, std::uint64_t seed,
+                                                  int count) {
     const auto window = static_cast<std::size_t>(net.config().context);
     const tutti::random_stream random = random_for(seed, purpose::sample);
-    std::vector<std::uint8_t> text{'\n'};
+    std::vector<std::uint16_t> text{first};
     std::vector<double> weight(static_cast<std::size_t>(net.config().vocabulary));
     for (int i = 0; i < count; ++i) {
         const std::size_t seen = std::min(window, text.size());
@@ -79,7 +83,7 @@ template <class T, class S>
         double left = total * static_cast<double>(random.uniform(static_cast<std::uint64_t>(i)));
         std::size_t chosen = 0;
         while (chosen + 1 < weight.size() && left >= weight[chosen]) { left -= weight[chosen++]; }
-        text.push_back(static_cast<std::uint8_t>(chosen));
+        text.push_back(static_cast<std::uint16_t>(chosen));
     }
     return {text.begin() + 1, text.end()};
 }
@@ -130,6 +134,11 @@ template <class Pipeline, class T, class Comm>
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
     model<T> net(o.model, o.micro_batch, o.seed);
+    if (!o.load.empty()) {
+        weights_file start(o.load, o.model);
+        for (std::size_t i = 0; i < net.parameters().size(); ++i) { start.read(i, net.parameters()[i].value); }
+        world.agree(tutti::hash_bytes(tutti::as_bytes(net.values())), "weights loaded");
+    }
     auto strategy = Pipeline::template make<T>(std::move(training), o, &trace);
     strategy.attach(net.parameters());
 
@@ -187,7 +196,8 @@ template <class Pipeline, class T, class Comm>
             const auto common = strategy.consensus();
             r.validation.emplace_back(step + 1, evaluate(net, strategy, text.validation(), world));
             sent_by_evaluation += wire->total().bytes - sent;
-            shown.note(fmt::format("step {}: validation {:.4f} nats per byte", step + 1, r.validation.back().second));
+            shown.note(
+                fmt::format("step {}: validation {:.4f} nats per {}", step + 1, r.validation.back().second, o.unit()));
         }
     }
     strategy.flush();
@@ -199,8 +209,14 @@ template <class Pipeline, class T, class Comm>
     r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(net.values()));
     world.agree(r.parameter_hash, "parameters after training");
     published<T> weights{net.parameters()};
+    if (world.rank() == 0 && !o.save.empty()) {
+        write_safetensors(o.save, net.parameters(), [&](std::size_t i) { return weights.before_use(i); });
+    }
     r.validation.emplace_back(o.steps, evaluate(net, weights, text.validation(), world));
-    if (world.rank() == 0 && !o.quiet) { r.sample = generate(net, weights, o.seed, 400); }
+    if (world.rank() == 0 && !o.quiet) {
+        r.sample = o.token_file.empty() ? generate(net, weights, '\n', o.seed, 400)
+                                        : generate(net, weights, gpt2_end_of_text, o.seed, 64);
+    }
 
     const auto mean = [&](std::vector<double> v) {
         world.all_reduce(tutti::view<const double>(v), tutti::view<double>(v), tutti::sum{});

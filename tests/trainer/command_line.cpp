@@ -1,11 +1,14 @@
 // The trainer as a program: what it refuses (one line, exit code 2, nothing written), and what it leaves behind.
 #include <algorithm>  // count
 #include <cmath>      // log
+#include <cstdint>    // tokens
+#include <sstream>    // numbers
 #include <string>     // arguments
 #include <vector>     // cases
 
 #include <doctest/doctest.h>
 
+#include "bytes.hpp"
 #include "program.hpp"
 
 namespace {
@@ -13,7 +16,8 @@ namespace {
 using namespace trainer_test;
 
 /// A run of a second, on a text of its own.
-constexpr const char* quick = "--steps 6 --batch 12 --context 16 --layers 1 --heads 2 --width 16 ";
+const std::string small = "--batch 12 --context 16 --layers 1 --heads 2 --width 16 ";
+const std::string quick = small + "--steps 6 ";
 
 scratch_folder& with_text(scratch_folder& folder) {
     std::ofstream text(folder / "text", std::ios::binary);
@@ -66,6 +70,27 @@ TEST_CASE("what cannot be done is refused: exit code 2, one line, nothing writte
         {"--data text --trace /proc/nowhere/trace.json", "--trace"},
         {"--data text --plot folder_without_text", "--plot"},
         {"--data text --report same --trace same", "same"},
+        {"--data text --save same --plot same", "--plot and --save"},
+        {"--data text --save ''", "--save"},
+        {"--data text --save folder_without_text", "--save"},
+        {"--data text --save text/weights", "--save"},
+        {"--data text --save /proc/nowhere/weights", "--save"},
+        {"--data text --load ''", "--load"},
+        {"--data text --load missing", "--load: 'missing'"},
+        {"--data text --load text", "--load: 'text'"},
+        {"--tokens ''", "--tokens"},
+        {"--tokens missing", "--tokens: 'missing'"},
+        {"--tokens text", "--tokens: 'text': magic number"},
+        {"--tokens tokens --data text", "--tokens: not together with --data"},
+        {"--tokens tokens --context 64", "--tokens: 100 tokens are too few"},
+        {"--tokens tokens --validation-tokens ''", "--validation-tokens"},
+        {"--tokens tokens --validation-tokens text", "--validation-tokens: 'text': magic number"},
+        {"--tokens foreign", "token number 1 is 50257"},
+        {"--data text --validation-tokens tokens", "--validation-tokens: needs --tokens"},
+        {"--data text --model gpt3", "gpt2-124m"},
+        {"--data text --model ''", "gpt2-124m"},
+        {"--data text --model gpt2-124m --layers 6", "--layers: 6 contradicts"},
+        {"--data text --model gpt2-124m --context 2048", "--context"},
     };
     for (const char* const option : {"--ranks", "--steps", "--batch", "--micro-batch", "--context", "--layers",
                                      "--heads", "--width", "--eval-every"}) {
@@ -81,6 +106,8 @@ TEST_CASE("what cannot be done is refused: exit code 2, one line, nothing writte
         std::ofstream(folder / "short") << "too short";
         std::ofstream(folder / "nearly") << std::string(640, 'x');  // 64 to validate: a target short of one window
         std::filesystem::create_directory(folder / "folder_without_text");
+        write_bytes(folder / "tokens", token_bytes(std::vector<std::uint16_t>(100, 50256)));
+        write_bytes(folder / "foreign", token_bytes({1, 50257}));
         const auto files = files_in(folder);
         const outcome o = run_program(folder, c.arguments);
         CHECK(o.code == 2);
@@ -103,10 +130,19 @@ TEST_CASE("--help lists options and pipelines") {
     const scratch_folder folder;
     const outcome o = run_program(folder, "--help");
     CHECK(o.code == 0);
-    for (const char* const word :
-         {"--data",       "--ranks",  "--backend", "--pipeline", "--steps", "--batch", "--micro-batch",
-          "--context",    "--layers", "--heads",   "--width",    "--lr",    "--seed",  "--precision",
-          "--eval-every", "--report", "--trace",   "--quiet",    "local",   "ddp"}) {
+    for (const char* const word : {"--tokens",      "--validation-tokens",
+                                   "--model",       "gpt2-1558m",
+                                   "--load",        "--save",
+                                   "--data",        "--ranks",
+                                   "--backend",     "--pipeline",
+                                   "--steps",       "--batch",
+                                   "--micro-batch", "--context",
+                                   "--layers",      "--heads",
+                                   "--width",       "--lr",
+                                   "--seed",        "--precision",
+                                   "--eval-every",  "--report",
+                                   "--trace",       "--quiet",
+                                   "local",         "ddp"}) {
         CHECK_MESSAGE(o.out.find(word) != std::string::npos, word);
     }
     CHECK(files_in(folder) == 0);
@@ -117,6 +153,7 @@ void check_report(const nlohmann::json& r, int ranks, int steps, const std::stri
     CHECK(r.at("pipeline") == pipeline);
     CHECK(r.at("backend") == backend);
     CHECK(r.at("device") == "cpu");
+    CHECK(r.at("loss").at("unit") == "nats per byte");
     CHECK(r.at("ranks") == ranks);
     CHECK(r.at("steps") == steps);
     CHECK(r.at("tokens") == steps * 12 * 16);
@@ -161,13 +198,14 @@ void check_trace(const nlohmann::json& trace, int ranks, int steps) {
 
 TEST_CASE("a run leaves report, trace and picture, and says where") {
     scratch_folder folder;
-    const outcome o = run_program(with_text(folder), std::string(quick) + "--data text --ranks 3 --eval-every 2");
+    const outcome o = run_program(with_text(folder), quick + "--data text --ranks 3 --eval-every 2");
     REQUIRE(o.code == 0);
     check_report(report_in(folder), 3, 6, "threads", "ddp");
     check_trace(nlohmann::json::parse(content_of(folder / "run/trace.json")), 3, 6);
     const std::string picture = content_of(folder / "run/loss.svg");
     CHECK(picture.starts_with("<svg"));
     CHECK(picture.find("<circle") != std::string::npos);
+    CHECK(picture.find("nats per byte") != std::string::npos);
     CHECK(picture.ends_with("</svg>\n"));
     for (const char* const word :
          {"run/report.json", "run/trace.json", "run/loss.svg", "bits per byte", "the model writes"}) {
@@ -191,9 +229,9 @@ TEST_CASE("the trace of a long run holds its last thousand steps") {
 
 TEST_CASE("files go where they are told to; --quiet says nothing") {
     scratch_folder folder;
-    const outcome o = run_program(
-        with_text(folder),
-        std::string(quick) + "--data text --pipeline local --quiet --report a/b/r.json --trace t.json --plot c/p.svg");
+    const outcome o =
+        run_program(with_text(folder),
+                    quick + "--data text --pipeline local --quiet --report a/b/r.json --trace t.json --plot c/p.svg");
     CHECK(o.code == 0);
     CHECK(o.out.empty());
     CHECK(o.err.empty());
@@ -203,11 +241,90 @@ TEST_CASE("files go where they are told to; --quiet says nothing") {
     CHECK_FALSE(std::filesystem::exists(folder / "run"));
 }
 
+TEST_CASE("GPT-2 tokens: losses are per token, and the sample is numbers") {
+    scratch_folder folder;
+    std::vector<std::uint16_t> tokens(400);
+    for (std::size_t i = 0; i < tokens.size(); ++i) { tokens[i] = static_cast<std::uint16_t>(50'000 + i % 5); }
+    write_bytes(folder / "train.bin", token_bytes(tokens));
+    write_bytes(folder / "validate.bin", token_bytes({tokens.begin(), tokens.begin() + 40}));
+    const outcome o = run_program(folder, quick + "--ranks 2 --eval-every 3 --lr 1e-2 --tokens train.bin");
+    REQUIRE(o.code == 0);
+    CHECK(o.out.find("400 tokens (360 to train on)") != std::string::npos);
+    CHECK(o.out.find("bits per token") != std::string::npos);
+    CHECK((o.out + o.err).find("per byte") == std::string::npos);
+    CHECK(o.err.find("nats per token") != std::string::npos);
+    CHECK(content_of(folder / "run/loss.svg").find("nats per token") != std::string::npos);
+    const auto loss = report_in(folder).at("loss");
+    CHECK(loss.at("unit") == "nats per token");
+    CHECK(loss.at("first").get<double>() == doctest::Approx(std::log(50257.0)).epsilon(0.02));
+    CHECK(loss.at("last").get<double>() < loss.at("first").get<double>());
+    const std::string title = "---- the model writes, as numbers of GPT-2 tokens ----\n";
+    REQUIRE(o.out.find(title) != std::string::npos);
+    std::istringstream sample(o.out.substr(o.out.find(title) + title.size()));
+    int numbers = 0;
+    for (int token = 0; sample >> token; ++numbers) { CHECK((0 <= token && token < 50257)); }
+    CHECK(numbers == 64);
+
+    // A validation file takes nothing away from the other.
+    const outcome apart = run_program(folder, quick + "--ranks 2 --tokens train.bin --validation-tokens validate.bin");
+    REQUIRE(apart.code == 0);
+    CHECK(apart.out.find("440 tokens (400 to train on)") != std::string::npos);
+    CHECK(report_in(folder).at("loss").at("validation") != loss.at("validation"));
+}
+
+TEST_CASE("weights that are saved and loaded are the same to the last bit, on any number of ranks") {
+    scratch_folder folder;
+    with_text(folder);
+    const std::string data = quick + "--data text ";
+    const outcome o = run_program(folder, data + "--ranks 3 --save new/trained");
+    REQUIRE(o.code == 0);
+    CHECK(o.out.find("new/trained") != std::string::npos);
+    CHECK(files_in(folder) == 7);  // text, new and the weights, run and three files in it
+    const auto report = report_in(folder);
+    const std::string trained = content_of(folder / "new/trained");
+    const auto check_same = [&] {
+        CHECK(report_in(folder).at("parameter_hash") == report.at("parameter_hash"));
+        CHECK(content_of(folder / "again") == trained);
+        std::filesystem::remove(folder / "again");
+    };
+    // A step so small that it changes nothing: what is saved is what was loaded.
+    const std::string stay =
+        small + "--data text --quiet --load new/trained --save again --steps 1 --lr 1e-300 --seed 9 ";
+    for (const char* const ranks : {"--ranks 1", "--ranks 2", "--ranks 4", "--pipeline local"}) {
+        CAPTURE(ranks);
+        REQUIRE(run_program(folder, stay + ranks).code == 0);
+        check_same();
+    }
+    REQUIRE(run_program(folder, stay + "--precision double").code == 0);
+    CHECK(content_of(folder / "again") == trained);
+    if (const std::string mpirun = MPIRUN; !mpirun.empty()) {
+        REQUIRE(run_program(folder, stay + "--backend mpi", 120, mpirun + " 3").code == 0);
+        check_same();
+    }
+    // What was learned goes on from there.
+    REQUIRE(run_program(folder, data + "--quiet --load new/trained --save new/trained").code == 0);
+    CHECK(report_in(folder).at("loss").at("first").get<double>() < report.at("loss").at("first").get<double>() - 0.01);
+    CHECK(content_of(folder / "new/trained") != trained);
+
+    // Other sizes are other weights.
+    const std::string other = "--quiet --data text --load new/trained --context 16 ";
+    const outcome refused = run_program(folder, other + "--layers 2 --heads 2 --width 16");
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find("has no tensor 'h.1.ln_1.weight' of shape [16]") != std::string::npos);
+    if (const std::string mpirun = MPIRUN; !mpirun.empty()) {
+        const outcome once =
+            run_program(folder, other + "--layers 1 --heads 2 --width 32 --backend mpi", 120, mpirun + " 3");
+        CHECK(once.code == 2);
+        CHECK(once.err.find("shape [256, 16], the model needs [256, 32]") != std::string::npos);
+        CHECK(once.err.find("transformer: ") == once.err.rfind("transformer: "));
+    }
+}
+
 TEST_CASE("the same command gives the same parameters; seed and precision change them, evaluation does not") {
     scratch_folder folder;
     with_text(folder);
     const auto hash = [&](const std::string& more) {
-        REQUIRE(run_program(folder, std::string(quick) + "--data text --ranks 2 --quiet " + more).code == 0);
+        REQUIRE(run_program(folder, quick + "--data text --ranks 2 --quiet " + more).code == 0);
         return report_in(folder).at("parameter_hash").get<std::string>();
     };
     const std::string once = hash("");
@@ -230,7 +347,7 @@ TEST_CASE("folders are read by path, hidden files and other kinds left out") {
     std::ofstream(folder / "d/.hidden.txt") << "not read";
     std::ofstream(folder / "d/.git/config.txt") << "not read";
     const auto hash = [&](const std::string& data) {
-        REQUIRE(run_program(folder, std::string(quick) + "--ranks 1 --quiet " + data).code == 0);
+        REQUIRE(run_program(folder, quick + "--ranks 1 --quiet " + data).code == 0);
         return report_in(folder).at("parameter_hash").get<std::string>();
     };
     const std::string whole = hash("--data text");
@@ -248,7 +365,7 @@ TEST_CASE("--backend mpi under mpirun: rank 0 alone speaks and writes; what is r
     }
     scratch_folder folder;
     with_text(folder);
-    const outcome o = run_program(folder, std::string(quick) + "--data text --backend mpi", 120, mpirun + " 4");
+    const outcome o = run_program(folder, quick + "--data text --backend mpi", 120, mpirun + " 4");
     REQUIRE(o.code == 0);
     check_report(report_in(folder), 4, 6, "mpi", "ddp");
     check_trace(nlohmann::json::parse(content_of(folder / "run/trace.json")), 4, 6);
@@ -257,11 +374,18 @@ TEST_CASE("--backend mpi under mpirun: rank 0 alone speaks and writes; what is r
     CHECK(files_in(folder) == 5);
 
     std::filesystem::remove_all(folder / "run");
+    // The first process speaks however late it is.
+    const std::string late =
+        mpirun + " 3 sh -c 'test ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} != 0 || sleep 1; exec \"$@\"' sh";
+    const outcome alone = run_program(folder, "--data text --backend nonsense", 120, late);
+    CHECK(alone.code == 2);
+    CHECK(alone.err.find("transformer: --backend: 'nonsense'") != std::string::npos);
+
     for (const char* const wrong : {"--data text --backend mpi --ranks 3", "--data text --backend mpi --batch 13",
                                     "--data text --backend mpi --lr nan", "--backend mpi --data missing",
                                     "--data text --backend mpi --pipeline local", "--data text --backend threads"}) {
-        CAPTURE(wrong);
-        const outcome refused = run_program(folder, std::string(quick) + wrong, 120, mpirun + " 4");
+        CAPTURE(std::string(wrong));
+        const outcome refused = run_program(folder, quick + wrong, 120, mpirun + " 4");
         CHECK(refused.code == 2);
         const auto first = refused.err.find("transformer: ");
         CHECK(first != std::string::npos);

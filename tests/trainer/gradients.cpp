@@ -43,7 +43,7 @@ std::vector<double> less_start(std::vector<double> v) {
 
 TEST_CASE("embedding: gradients of both tables add up over repeated tokens and positions") {
     const int length = 5, width = 7, rows = 15, vocabulary = 6;
-    const std::vector<std::uint8_t> in{0, 3, 3, 5, 1, 1, 1, 2, 0, 5, 5, 4, 3, 2, 1};
+    const std::vector<std::uint16_t> in{0, 3, 3, 5, 1, 1, 1, 2, 0, 5, 5, 4, 3, 2, 1};
     auto tokens_table = normals(vocabulary * width, 1), positions = normals(length * width, 2);
     auto out = normals(rows * width, 3);
     const auto weights = normals(rows * width, 4);
@@ -164,7 +164,7 @@ TEST_CASE("attention: every shape of blocks, gradients of queries, keys and valu
 
 TEST_CASE("cross-entropy") {
     const int rows = 3, classes = 17;
-    const std::vector<std::uint8_t> targets{0, 16, 5};
+    const std::vector<std::uint16_t> targets{0, 16, 5};
     auto logits = normals(rows * classes, 1, 3.0f);
     std::vector<double> work;
     const auto f = [&] {
@@ -179,10 +179,10 @@ TEST_CASE("cross-entropy") {
 
 // ---- the whole model ----------------------------------------------------------------------------------------------
 
-std::vector<std::uint8_t> some_tokens(std::size_t count, std::uint32_t stream, std::uint64_t vocabulary) {
-    std::vector<std::uint8_t> t(count);
+std::vector<std::uint16_t> some_tokens(std::size_t count, std::uint32_t stream, std::uint64_t vocabulary) {
+    std::vector<std::uint16_t> t(count);
     for (std::size_t i = 0; i < count; ++i) {
-        t[i] = static_cast<std::uint8_t>(tutti::random_stream{.seed = 3, .stream = stream}.below(i, vocabulary));
+        t[i] = static_cast<std::uint16_t>(tutti::random_stream{.seed = 3, .stream = stream}.below(i, vocabulary));
     }
     return t;
 }
@@ -204,7 +204,7 @@ TEST_CASE("model: every tensor's gradient, two layers, sequences shorter than th
     s.attach(m.parameters());
     const int length = 37;
     const auto in = some_tokens(4 * static_cast<std::size_t>(length), 1, 31), targets = some_tokens(in.size(), 2, 31);
-    const auto part = [&](const std::vector<std::uint8_t>& t, int k) {
+    const auto part = [&](const std::vector<std::uint16_t>& t, int k) {
         return tokens(t).subspan(static_cast<std::size_t>(2 * length * k), static_cast<std::size_t>(2 * length));
     };
     const double scale = 1.0 / static_cast<double>(in.size());

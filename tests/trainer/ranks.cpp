@@ -84,7 +84,7 @@ TEST_CASE("samples are a function of seed and global index, and cover the traini
         if (i % 16 != 15) { CHECK(whole.targets[i] == whole.in[i + 1]); }
     }
     // A text that just fits has two possible samples; its last byte is a target, never beyond the training part.
-    const std::vector<std::uint8_t> tiny{0, 1, 2, 3, 4, 5};
+    const std::vector<std::uint16_t> tiny{0, 1, 2, 3, 4, 5};
     std::array<int, 3> seen{};
     for (std::uint64_t i = 0; i < 200; ++i) {
         draw(part, tokens(tiny).first(5), 1, i, 1, 3);

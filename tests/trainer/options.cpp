@@ -1,0 +1,69 @@
+// --model and what contradicts it; the sizes that follow from --model and --tokens.
+#include <cstddef>  // counts
+#include <string>   // command lines
+#include <vector>   // published counts
+
+#include <CLI/CLI.hpp>
+#include <doctest/doctest.h>
+
+#include "options.hpp"
+#include "parameters.hpp"
+
+namespace {
+
+using namespace transformer;
+
+options parsed(const std::string& line) {
+    CLI::App app;
+    options o;
+    declare(app, o, "");
+    app.parse(line);
+    choose_model(app, o);
+    return o;
+}
+
+std::size_t parameter_count(const configuration& c) {
+    std::size_t count = 0;
+    for (const declaration& d : parameters_of(c)) { count += d.size(); }
+    return count;
+}
+
+TEST_CASE("published models have their published numbers of parameters, heads of 64, and 1024 positions") {
+    const std::vector<std::size_t> counts{124'439'808, 354'823'168, 774'030'080, 1'557'611'200};
+    for (std::size_t i = 0; i < counts.size(); ++i) {
+        const configuration c = parsed("--model " + std::string(gpt2_sizes[i].name)).model;
+        CHECK(parameter_count(c) == counts[i]);
+        CHECK(c.width / c.heads == 64);
+        CHECK(c.context == 1024);
+        CHECK(c.vocabulary == 50257);
+    }
+}
+
+TEST_CASE("--context shortens sequences and leaves a model's position table; without --model the table is as long") {
+    const configuration c = parsed("--model gpt2-124m --context 64").model;
+    CHECK(c.context == 64);
+    CHECK(parameter_count(c) == 124'439'808);
+    CHECK(parameters_of(parsed("--context 32").model)[position_table].shape[0] == 32);
+}
+
+TEST_CASE("the vocabulary is bytes' unless --model or --tokens says otherwise") {
+    CHECK(parsed("").model.vocabulary == 256);
+    CHECK(parsed("--layers 2").model.vocabulary == 256);
+    CHECK(parsed("--tokens x").model.vocabulary == 50257);
+    CHECK(parsed("--tokens x").model.layers == configuration().layers);
+}
+
+TEST_CASE("what --model contradicts is refused; what it repeats is not") {
+    const auto refused = [](const char* line, const char* says) {
+        CAPTURE(line);
+        CHECK_THROWS_WITH_AS((void)parsed(line), says, bad_input);
+    };
+    refused("--model gpt2-124m --layers 6", "--layers: 6 contradicts --model gpt2-124m, which has 12");
+    refused("--heads 12 --model gpt2-350m", "--heads: 12 contradicts --model gpt2-350m, which has 16");
+    refused("--model gpt2-774m --width 768", "--width: 768 contradicts --model gpt2-774m, which has 1280");
+    refused("--model gpt2-124m --context 1025", "--context: 1025 is more than the 1024 positions of --model gpt2-124m");
+    refused("--model gpt3", "--model: 'gpt3' is not one of gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m");
+    CHECK(parsed("--model gpt2-1558m --layers 48 --heads 25 --width 1600 --context 1024").model.layers == 48);
+}
+
+}  // namespace
