@@ -4,7 +4,9 @@
 #include <algorithm>  // copy
 #include <cstdint>    // streams
 #include <cstring>    // memcmp
+#include <optional>   // seed
 #include <string>     // names
+#include <tuple>      // inputs and outputs
 #include <utility>    // pair
 #include <vector>     // values
 
@@ -28,15 +30,14 @@ template <class T, memory M> struct slope_operation {
     view<T, M> g;
     std::uint32_t sample;
     [[nodiscard]] tutti::cost cost() const noexcept { return {}; }
-    [[nodiscard]] std::size_t size() const noexcept { return x.size(); }
-    TUTTI_HOST_DEVICE void element(std::size_t i) const {
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(x, g); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(g); }
+    [[nodiscard]] TUTTI_HOST_DEVICE T result(std::size_t i, T at, T before) const noexcept {
         const exact noise(random_stream{.seed = 5, .stream = sample}.normal(i));
-        const exact pull = exact(static_cast<float>(x.data()[i])) + noise;
-        g.data()[i] = static_cast<T>((exact(static_cast<float>(g.data()[i])) + pull).value);
+        const exact pull = exact(static_cast<float>(at)) + noise;
+        return static_cast<T>((exact(static_cast<float>(before)) + pull).value);
     }
-    void operator()() const {
-        for (std::size_t i = 0; i < size(); ++i) { element(i); }
-    }
+    void operator()() const { tutti::detail::for_each_element(*this); }
 };
 
 }  // namespace test_of_data_parallel
@@ -57,7 +58,8 @@ template <class T> std::vector<T> initial(std::size_t p) {
 
 // Five steps of two micro-batches each; gives the values and the norms.
 template <class T, queue Q, class Copy>
-std::pair<std::vector<std::vector<T>>, std::vector<double>> train(Q q, Copy to_memory, bool own_gradients) {
+std::pair<std::vector<std::vector<T>>, std::vector<double>> train(Q q, Copy to_memory, bool own_gradients,
+                                                                  std::optional<std::uint64_t> seed) {
     using M = typename Q::memory_type;
     std::vector<buffer<T, Q>> values;
     std::vector<buffer<T, Q>> gradients;
@@ -69,7 +71,8 @@ std::pair<std::vector<std::vector<T>>, std::vector<double>> train(Q q, Copy to_m
         list.push_back(
             {"p" + std::to_string(p), {sizes[p]}, p % 2 == 0, values.back().view(), gradients.back().view()});
     }
-    strategy::data_parallel<comm::self<Q>, optimize::adamw, T> s(comm::self<Q>(q), {}, {.bucket_bytes = 4096});
+    strategy::data_parallel<comm::self<Q>, optimize::adamw, T> s(
+        comm::self<Q>(q), {}, {.bucket_bytes = 4096, .stochastic_rounding_seed = seed});
     s.attach(list);
     std::vector<double> norms;
     for (std::uint32_t step = 0; step < 5; ++step) {
@@ -101,18 +104,24 @@ std::pair<std::vector<std::vector<T>>, std::vector<double>> train(Q q, Copy to_m
 
 TEST_CASE_TEMPLATE("a GPU gives the bits of the host", T, float, bfloat16) {
     test::require_device();
-    for (const bool own_gradients : {false, true}) {
-        CAPTURE(own_gradients);
+    for (const int setup : {0, 1, 2}) {
+        CAPTURE(setup);
+        const bool own_gradients = setup == 1;
+        std::optional<std::uint64_t> seed;
+        if (setup == 2) {
+            if (!half_element<T>) { continue; }
+            seed = 77;
+        }
         const auto [host, host_norms] = train<T>(
             host_queue{},
             [](const host_queue&, const std::vector<T>& v, view<T> to) { std::copy(v.begin(), v.end(), to.begin()); },
-            own_gradients);
+            own_gradients, seed);
         const auto [device, device_norms] = train<T>(
             cuda_queue(0),
             [](const cuda_queue& q, const std::vector<T>& v, view<T, device_memory> to) {
                 upload(q, view<const T>(v), to);
             },
-            own_gradients);
+            own_gradients, seed);
         CHECK(host_norms == device_norms);
         for (std::size_t p = 0; p < sizes.size(); ++p) {
             CAPTURE(p);

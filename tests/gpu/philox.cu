@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>  // the test
 
+#include <array>    // normals
 #include <cstdint>  // words
 #include <cstring>  // memcmp: bits, not values
 #include <vector>   // the host's copy
@@ -21,7 +22,36 @@ __global__ void draw(std::uint32_t* words, float* normals) {
     normals[i] = s.normal(i);
 }
 
+constexpr std::size_t cells = 1 << 23;
+
+// z of the k-th of all radii and the k-th of all angles.
+TUTTI_HOST_DEVICE std::array<float, 4> normals_of_cell(std::uint32_t k) {
+    return tutti::normals_from({k << 9, k << 9, k << 9, ~(k << 9)});
+}
+__global__ void draw_all(std::array<float, 4>* z) {
+    const std::uint32_t k = blockIdx.x * blockDim.x + threadIdx.x;
+    z[k] = normals_of_cell(k);
+}
+
 }  // namespace
+
+// The device takes a root without the test for extreme numbers: it is right for all that there are.
+TEST_CASE("every radius and every angle has the bits of the host") {
+    tutti::test::require_device();
+    std::array<float, 4>* z = nullptr;
+    REQUIRE(cudaMalloc(&z, cells * sizeof *z) == cudaSuccess);
+    draw_all<<<cells / 256, 256>>>(z);
+    REQUIRE(cudaGetLastError() == cudaSuccess);
+    std::vector<std::array<float, 4>> device(cells);
+    REQUIRE(cudaMemcpy(device.data(), z, cells * sizeof *z, cudaMemcpyDeviceToHost) == cudaSuccess);
+    cudaFree(z);
+    std::size_t wrong = 0;
+    for (std::uint32_t k = 0; k < cells; ++k) {
+        const auto host = normals_of_cell(k);
+        wrong += std::memcmp(&host, &device[k], sizeof host) != 0;
+    }
+    CHECK(wrong == 0);
+}
 
 TEST_CASE("words and normals are the same bits on host and device") {
     tutti::test::require_device();

@@ -6,6 +6,7 @@
 #include <cmath>      // fabs
 #include <cstring>    // memcmp
 #include <limits>     // nan, infinity
+#include <optional>   // noise
 #include <vector>     // elements
 
 #include "reference.hpp"                 // the judge
@@ -169,6 +170,57 @@ TEST_CASE_TEMPLATE("bits do not depend on how elements are segmented", O, adamw,
     CHECK(std::memcmp(whole.state[0].data(), parts.state[0].data(), n * sizeof(float)) == 0);
 }
 
+TEST_CASE_TEMPLATE("what is published is what is rounded afterwards, and changes nothing else", O, adamw, sgd) {
+    constexpr std::size_t n = 2000;
+    std::vector<float> start(n);
+    std::vector<bfloat16> g(n);
+    for (std::size_t i = 0; i < n; ++i) {
+        start[i] = test::random_element<float>(3, i);
+        g[i] = test::random_element<bfloat16>(4, i);
+    }
+    const random_stream noise{.seed = 7, .stream = 8, .step = 9};
+    const auto segments = alternating(n);
+    for (const bool stochastic : {false, true}) {
+        run_of<O, bfloat16> plain(O{}, start, segments);
+        run_of<O, bfloat16> fused(O{}, start, segments);
+        std::vector<bfloat16> out(n), wanted(n);
+        std::vector<view<bfloat16>> values;
+        for (const segment& s : segments) { values.push_back(view<bfloat16>(out).sub(s.first, s.count)); }
+        optimize::publication<bfloat16, host_memory> publish{values, std::nullopt, 1000};
+        if (stochastic) { publish.noise = noise; }
+        plain.step(g, 0.01, 0.5);
+        fused.optimizer.template update<bfloat16>(fused.q, fused.x, view<const bfloat16>(g), fused.state, segments,
+                                                  {0.01, 0.5}, publish);
+        CHECK(test::same_bytes(plain.x, fused.x));
+        CHECK(std::memcmp(plain.state[0].data(), fused.state[0].data(), n * sizeof(float)) == 0);
+        if (stochastic) {
+            copy_stochastically(plain.q, plain.x, view<bfloat16>(wanted), noise, 1000);
+        } else {
+            copy(plain.q, view<const float>(plain.x), view<bfloat16>(wanted));
+        }
+        CHECK(test::same_bytes(out, wanted));
+    }
+}
+
+TEST_CASE("publications that do not fit are refused before anything moved") {
+    run_of<adamw, float> r({}, {1, 2, 3}, {{0, 1, true}, {1, 2, true}});
+    const std::vector<float> g(3, 1.0f);
+    std::vector<float> out(3);
+    const view<float> o(out);
+    const auto refused = [&](std::vector<view<float>> values, std::optional<random_stream> noise) {
+        CHECK_THROWS_AS(r.optimizer.update<float>(r.q, r.x, g, r.state, r.segments, {0.1, 1}, {values, noise, 0}),
+                        usage_error);
+        CHECK(r.state.steps() == 0);
+        CHECK(r.x == std::vector<float>{1, 2, 3});
+    };
+    refused({o}, {});
+    refused({o.sub(0, 1), o.sub(1, 1)}, {});
+    refused({o.sub(0, 1), o.sub(1, 2)}, random_stream{});  // floats are not rounded
+    r.optimizer.update<float>(r.q, r.x, g, r.state, r.segments, {0.1, 1},
+                              {std::vector{o.sub(0, 1), o.sub(1, 2)}, {}, 0});
+    CHECK(out == r.x);
+}
+
 TEST_CASE("elements outside the segments are left alone, empty updates count") {
     run_of<adamw, float> r({}, {1, 2, 3}, {{1, 1, true}});
     r.step({1, 1, 1}, 0.1);
@@ -241,6 +293,14 @@ TEST_CASE("virtual updates charge exactly what they would move") {
     adamw{}.update<float>(q, x, view<const float, phantom_memory>(x), state, segments, {0.1, 1});
     CHECK(resolve(q.recording())[0] - before == 28 * 1000 + 8);  // and the step count
     CHECK(q.account().live() == 8 * 1000 + 8);
+    {
+        const view<bfloat16, phantom_memory> gradient(nullptr, 1000), values(nullptr, 1000);
+        auto masters = adamw{}.make_state<bfloat16>(q, 1000);
+        const std::vector<view<bfloat16, phantom_memory>> parts{values.sub(0, 400), values.sub(400, 600)};
+        const double then = resolve(q.recording())[0];
+        adamw{}.update<bfloat16>(q, x, gradient, masters, segments, {0.1, 1}, {parts, {}, 0});
+        CHECK(resolve(q.recording())[0] - then == (26 + 2) * 1000 + 8);  // 2 bytes more, and no second pass
+    }
     virtual_queue p(virtual_rates{.bytes_per_second = 1, .flops_per_second = 1e30});
     auto none = sgd{.momentum = 0}.make_state<float>(p, 1000);
     const double start = resolve(p.recording())[0];

@@ -7,12 +7,13 @@
 #include <memory>   // strategies that are destroyed
 #include <string>   // texts
 
-#include "toy.hpp"                           // trainer
-#include <tutti/comm/counted.hpp>            // calls made
-#include <tutti/core/virtual_queue.hpp>      // concept
-#include <tutti/optimize/adamw.hpp>          // adamw
-#include <tutti/optimize/sgd.hpp>            // sgd
-#include <tutti/strategy/data_parallel.hpp>  // data_parallel
+#include "toy.hpp"                             // trainer
+#include <tutti/comm/counted.hpp>              // calls made
+#include <tutti/core/stochastic_rounding.hpp>  // neighbors
+#include <tutti/core/virtual_queue.hpp>        // concept
+#include <tutti/optimize/adamw.hpp>            // adamw
+#include <tutti/optimize/sgd.hpp>              // sgd
+#include <tutti/strategy/data_parallel.hpp>    // data_parallel
 
 using namespace tutti;
 using optimize::adamw;
@@ -431,6 +432,81 @@ TEST_CASE("update and publish make a step; an outer strategy may change owned() 
     double unchanged = 5;
     s.sum_over_shards(view<double>(&unchanged, 1));
     CHECK(unchanged == 5);
+}
+
+TEST_CASE_TEMPLATE("stochastic rounding: a step is update and publish, and is resumed bit by bit", T, bfloat16,
+                   float16) {
+    const strategy::data_parallel_options rounding{.bucket_bytes = 300, .stochastic_rounding_seed = 5};
+    for (const layout values : {layout::together, layout::scattered}) {
+        toy<T> t(values), u, w, nearest;
+        local<adamw, T> whole(self{}, {}, rounding), parts(self{}, {}, rounding), resumed(self{}, {}, rounding);
+        local<adamw, T> plain(self{}, {}, {.bucket_bytes = 300});
+        whole.attach(t.parameters);
+        parts.attach(u.parameters);
+        plain.attach(nearest.parameters);
+        train(plain, 0, 1, {.steps = 1});
+        train(whole, 0, 1, {.steps = 1});
+        CHECK_FALSE(test::same_bytes(t.values(), nearest.values()));  // the option does something
+        CHECK(std::memcmp(whole.owned().data(), plain.owned().data(), whole.owned().size() * sizeof(float)) == 0);
+        train(whole, 0, 1, {.steps = 2, .first_step = 1});
+        for (std::uint64_t step = 0; step < 3; ++step) {
+            parts.begin({});
+            test::backward(parts, step * 12, 12, 1.0);
+            const auto before = u.values();
+            parts.update({.learning_rate = 0.05 / (1.0 + static_cast<double>(step)), .clip_norm = 1});
+            CHECK(test::same_bytes(u.values(), before));  // not published yet
+            parts.publish();
+            const auto after = u.values();
+            parts.publish();
+            CHECK(test::same_bytes(u.values(), after));
+        }
+        CHECK(test::same_bytes(t.values(), u.values()));
+        // Only the masters and moments are saved, and the values come out of them again.
+        resumed.attach(w.parameters);
+        for (std::size_t k = 0; k < whole.state().size(); ++k) {
+            const auto& from = whole.state()[k];
+            std::memcpy(resumed.state()[k].data.data(), from.data.data(), from.data.size());
+            CHECK(from.type == (from.name == "optimizer/steps" ? dtype::uint64 : dtype::float32));
+        }
+        resumed.restored();
+        CHECK(test::same_bytes(w.values(), t.values()));
+        train(whole, 0, 1, {.steps = 2, .first_step = 3});
+        train(resumed, 0, 1, {.steps = 2, .first_step = 3});
+        CHECK(test::same_bytes(w.values(), t.values()));
+        // Every value is a neighbor of its master.
+        std::size_t i = 0;
+        for (const T value : t.values()) {
+            const float master = whole.owned()[i++];
+            const bool neighbor = value.bits == rounded_stochastically<T>(master, 0).bits ||
+                                  value.bits == rounded_stochastically<T>(master, 0xffffffffu).bits;
+            REQUIRE(neighbor);
+        }
+    }
+}
+
+TEST_CASE("a skipped step publishes as publish does, and rounding what is not rounded is refused") {
+    toy<bfloat16> t;
+    local<adamw, bfloat16> s(self{}, {}, {.stochastic_rounding_seed = 5});
+    s.attach(t.parameters);
+    train(s, 0, 1, {.steps = 1});
+    const auto before = t.values();
+    s.begin({});
+    for (std::size_t i = 0; i < t.parameters.size(); ++i) { s.gradient_ready(i); }
+    s.gradient(0)[0] = static_cast<bfloat16>(std::numeric_limits<float>::infinity());
+    CHECK(s.step({.learning_rate = 1}).skipped);
+    CHECK(test::same_bytes(t.values(), before));
+    // An outer strategy's change of owned() is published also by a step that is skipped.
+    s.owned()[0] = 3;
+    s.begin({});
+    for (std::size_t i = 0; i < t.parameters.size(); ++i) { s.gradient_ready(i); }
+    s.gradient(0)[0] = static_cast<bfloat16>(std::numeric_limits<float>::infinity());
+    CHECK(s.step({.learning_rate = 1}).skipped);
+    CHECK(static_cast<float>(t.values()[0]) == 3);
+
+    toy<float> u;
+    local<adamw> plain(self{}, {}, {.stochastic_rounding_seed = 5});
+    CHECK(refusal([&] { plain.attach(u.parameters); }) ==
+          "attach: stochastic rounding is for values of 16 bits, these are float32");
 }
 
 TEST_CASE("consensus is what the trainer has") {

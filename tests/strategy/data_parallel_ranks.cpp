@@ -9,6 +9,7 @@
 #include <memory>             // buffers that can be freed
 #include <nlohmann/json.hpp>  // traces
 #include <numeric>            // reduce
+#include <optional>           // seeds
 #include <string>             // texts
 #include <vector>             // results
 
@@ -39,11 +40,13 @@ namespace {
 /// Trains on n ranks; every rank's final values. Checks that all are equal.
 template <class T, class Optimizer = adamw>
 std::vector<T> trained(int n, recipe r, std::size_t bucket_bytes = 400, layout values = layout::together,
-                       layout gradients = layout::none, Optimizer optimizer = {}) {
+                       layout gradients = layout::none, Optimizer optimizer = {},
+                       std::optional<std::uint64_t> rounding = {}) {
     std::vector<std::vector<T>> results(static_cast<std::size_t>(n));
     threads::launch(n, [&](threads& world) {
         toy<T> t(values, gradients);
-        data_parallel<threads, Optimizer, T> s(world.duplicate("dp"), optimizer, {.bucket_bytes = bucket_bytes});
+        data_parallel<threads, Optimizer, T> s(world.duplicate("dp"), optimizer,
+                                               {.bucket_bytes = bucket_bytes, .stochastic_rounding_seed = rounding});
         s.attach(t.parameters);
         recipe mine = r;
         if (mine.how.shuffle != 0) { mine.how.shuffle += static_cast<std::uint32_t>(world.rank()) * 1000; }
@@ -103,6 +106,31 @@ TEST_CASE_TEMPLATE("bits do not depend on the bucket size", T, float, bfloat16, 
         CHECK(same_bytes(trained<T>(n, {}, 300, layout::scattered, layout::scattered), one_bucket));
         CHECK(same_bytes(trained<T>(n, {}, 300, layout::scattered, layout::together), one_bucket));
     }
+}
+
+// karpathy/llm.c seeds its rounding by rank, and replicas drift: here `trained` requires those of all ranks to be equal.
+TEST_CASE_TEMPLATE("stochastic rounding keeps replicas equal and depends on neither buckets nor layout", T, bfloat16,
+                   float16) {
+    for (const int n : {2, 3}) {
+        const auto reference = trained<T>(n, {}, 1000, layout::together, layout::none, adamw{}, 9);
+        CHECK_FALSE(same_bytes(reference, trained<T>(n, {}, 1000)));
+        CHECK_FALSE(same_bytes(reference, trained<T>(n, {}, 1000, layout::together, layout::none, adamw{}, 10)));
+        for (const std::size_t bytes : {sizeof(T), std::size_t{300}}) {
+            CHECK(same_bytes(trained<T>(n, {}, bytes, layout::together, layout::none, adamw{}, 9), reference));
+            CHECK(same_bytes(trained<T>(n, {}, bytes, layout::scattered, layout::none, adamw{}, 9), reference));
+        }
+    }
+}
+
+TEST_CASE("ranks that round differently are told so at attach") {
+    const auto texts = refusals<mismatch_error>(2, [](threads& world) {
+        toy<bfloat16> t;
+        data_parallel<threads, adamw, bfloat16> s(
+            world.duplicate("dp"), {}, {.stochastic_rounding_seed = static_cast<std::uint64_t>(world.rank())});
+        s.attach(t.parameters);
+    });
+    CHECK(texts[0].find("values rounded stochastically with seed 0") != std::string::npos);
+    CHECK(texts[1].find("values rounded stochastically with seed 1") != std::string::npos);
 }
 
 // pytorch/pytorch#72843, pytorch/pytorch#45933, deepspeedai/DeepSpeed#1186

@@ -33,36 +33,48 @@ TUTTI_HOST_DEVICE constexpr std::uint16_t bfloat16_bits(float x) noexcept {
     return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
 }
 
+// All cases are computed and one is chosen, so that loops vectorize and device threads stay together.
 TUTTI_HOST_DEVICE constexpr std::uint16_t float16_bits(float x) noexcept {
-    std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x);
-    const std::uint32_t sign = (bits >> 16) & 0x8000u;
-    bits &= 0x7fffffffu;
-    if (bits > 0x7f800000u) { return static_cast<std::uint16_t>(sign | 0x7e00u | ((bits >> 13) & 0x3ffu)); }
-    if (bits >= 0x477ff000u) { return static_cast<std::uint16_t>(sign | 0x7c00u); }  // 65520 is the first to overflow
-    if (bits < 0x38800000u) {  // result is subnormal: an integer number of 2^-24
-        if (bits <= 0x33000000u) { return static_cast<std::uint16_t>(sign); }  // 2^-25 ties to the even 0
-        const std::uint32_t shift = 126u - (bits >> 23);
-        const std::uint32_t mantissa = (bits & 0x7fffffu) | 0x800000u;
-        std::uint32_t steps = mantissa >> shift;
-        const std::uint32_t rest = mantissa & ((1u << shift) - 1u);
-        const std::uint32_t half = 1u << (shift - 1u);
-        if (rest > half || (rest == half && (steps & 1u) != 0)) { ++steps; }
-        return static_cast<std::uint16_t>(sign | steps);
+    const auto all = __builtin_bit_cast(std::uint32_t, x);
+    const std::uint32_t sign = (all >> 16) & 0x8000u;
+    const std::uint32_t bits = all & 0x7fffffffu;
+    const std::uint32_t nan = 0x7e00u | ((bits >> 13) & 0x3ffu);
+#if defined(__CUDA_ARCH__)
+    if (!__builtin_is_constant_evaluated()) {  // one instruction, which gives all NaN the same bits
+        std::uint16_t rounded = 0;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+        return bits > 0x7f800000u ? static_cast<std::uint16_t>(sign | nan) : rounded;
     }
-    bits += 0xfffu + ((bits >> 13) & 1u);
-    return static_cast<std::uint16_t>(sign | ((bits - 0x38000000u) >> 13));
+#endif
+    const std::uint32_t normal = (bits + 0xfffu + ((bits >> 13) & 1u) - 0x38000000u) >> 13;
+    // A subnormal result is a number of steps of 2^-24, the last place of 0.5: the addition rounds.
+    const std::uint32_t subnormal =
+        __builtin_bit_cast(std::uint32_t, __builtin_bit_cast(float, bits) + 0.5f) - 0x3f000000u;
+    std::uint32_t half = bits < 0x38800000u ? subnormal : normal;
+    half = bits >= 0x477ff000u ? 0x7c00u : half;  // 65520 is the first to overflow
+    half = bits > 0x7f800000u ? nan : half;
+    return static_cast<std::uint16_t>(sign | half);
 }
 
 TUTTI_HOST_DEVICE constexpr float float16_value(std::uint16_t half) noexcept {
     const std::uint32_t sign = (half & 0x8000u) << 16;
     const std::uint32_t exponent = (half >> 10) & 0x1fu;
     const std::uint32_t mantissa = half & 0x3ffu;
-    if (exponent == 0x1fu) { return __builtin_bit_cast(float, sign | 0x7f800000u | (mantissa << 13)); }
-    if (exponent == 0) {
-        const float magnitude = static_cast<float>(mantissa) * 0x1p-24f;
-        return sign != 0 ? -magnitude : magnitude;
+#if defined(__CUDA_ARCH__)
+    if (!__builtin_is_constant_evaluated()) {  // one instruction, which gives all NaN the same bits
+        float value = 0;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(half));
+        const float nan = __builtin_bit_cast(float, sign | 0x7f800000u | (mantissa << 13));
+        return (half & 0x7fffu) > 0x7c00u ? nan : value;
     }
-    return __builtin_bit_cast(float, sign | ((exponent + 112u) << 23) | (mantissa << 13));
+#endif
+    // A subnormal is read as (1 + mantissa) 2^-14, and the 1 is taken off again; from others nothing is.
+    const std::uint32_t scale = exponent == 0 ? 1u : exponent;
+    const float excess = exponent == 0 ? 0x1p-14f : 0.0f;
+    const float finite = __builtin_bit_cast(float, ((scale + 112u) << 23) | (mantissa << 13)) - excess;
+    const std::uint32_t special = 0x7f800000u | (mantissa << 13);
+    const std::uint32_t bits = exponent == 0x1fu ? special : __builtin_bit_cast(std::uint32_t, finite);
+    return __builtin_bit_cast(float, sign | bits);
 }
 
 }  // namespace detail

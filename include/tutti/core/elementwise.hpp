@@ -1,10 +1,12 @@
-// Elementwise operations every module needs: fill, copy (with conversion), scale, add a multiple.
-// Needs core/run; on a CUDA queue core/cuda_run.cuh. `element(i)` is the arithmetic, for host loops and device threads.
+// elementwise: what an operation on independent elements is, and those every module needs: fill, copy, scale, add.
+// Needs core/run; on a CUDA queue core/cuda_run.cuh. `result` is the arithmetic, for host loops and device threads.
 // Aliasing: inputs may be the output itself (same first element), not shifted against it.
 #pragma once
 
 #include <cstddef>  // size_t
 #include <cstring>  // memcpy
+#include <tuple>    // inputs and outputs
+#include <utility>  // index_sequence
 
 #include <tutti/core/config.hpp>   // TUTTI_EXACT
 #include <tutti/core/element.hpp>  // accumulator_t
@@ -14,7 +16,64 @@
 
 namespace tutti {
 
+/// An operation on independent elements: element i of each output is a function of i and of element i of each input.
+///
+/// Semantics    inputs() and outputs() are tuples of views of one size. result(i, inputs...) only computes: the value of
+///              the output, or a tuple with one for each output. Who calls it loads and stores, so a device thread has
+///              many elements in flight, and vectors of them where addresses allow, without the operation's doing.
+/// Aliasing     an output may be an input; all inputs of an element are read before its outputs are written.
+/// Determinism  result(i, ...) must give the same bits on host and device: `exact` numbers, or single operations.
+template <class O>
+concept elementwise_operation = operation<O> && requires(const O& o) {
+    std::tuple_size<decltype(o.inputs())>::value;
+    std::get<0>(o.outputs()).data();
+};
+
+/// An operation that draws: result(word, inputs...) takes a random word of its element instead of its place. words(i) are
+/// those of elements i to i + 3, which come cheaper together.
+template <class O>
+concept drawing_operation = elementwise_operation<O> && requires(const O& o, std::size_t i) {
+    o.words(i)[0];
+};
+
 namespace detail {
+
+template <class O> using inputs_of = decltype(std::declval<const O&>().inputs());
+template <class O> using outputs_of = decltype(std::declval<const O&>().outputs());
+template <class O> using input_indices = std::make_index_sequence<std::tuple_size_v<inputs_of<O>>>;
+template <class O> using output_indices = std::make_index_sequence<std::tuple_size_v<outputs_of<O>>>;
+
+// What result() takes first.
+template <class O> TUTTI_HOST_DEVICE constexpr auto key_of(const O& op, std::size_t i) {
+    if constexpr (drawing_operation<O>) {
+        return op.words(i)[0];
+    } else {
+        return i;
+    }
+}
+
+template <class O, std::size_t... In, std::size_t... Out>
+TUTTI_HOST_DEVICE inline void do_element(const O& op, const inputs_of<O>& in, const outputs_of<O>& out, std::size_t i,
+                                         std::index_sequence<In...>, std::index_sequence<Out...>) {
+    if constexpr (std::tuple_size_v<outputs_of<O>> == 1) {
+        std::get<0>(out).data()[i] = op.result(key_of(op, i), std::get<In>(in).data()[i]...);
+    } else {
+        const auto r = op.result(key_of(op, i), std::get<In>(in).data()[i]...);
+        ((std::get<Out>(out).data()[i] = std::get<Out>(r)), ...);
+    }
+}
+
+// The host's loop.
+template <class O> TUTTI_EXACT void for_each_element(const O& op) {
+    TUTTI_EXACT_BODY
+    const O k = op;  // constants in registers: stores through its pointers cannot change them
+    const auto in = k.inputs();
+    const auto out = k.outputs();
+    const std::size_t n = std::get<0>(out).size();
+    TUTTI_INDEPENDENT
+    for (std::size_t i = 0; i < n; ++i) { do_element(k, in, out, i, input_indices<O>(), output_indices<O>()); }
+}
+
 // Same sizes, and either the very same elements or none in common.
 template <class From, class To, memory M>
 void expect_pairs(std::string_view operation, view<From, M> in, view<To, M> out) {
@@ -44,13 +103,10 @@ template <transportable T, memory M> struct fill_operation {
     view<T, M> out;
     T value;
     [[nodiscard]] tutti::cost cost() const noexcept { return {static_cast<double>(out.size_bytes()), 0}; }
-    [[nodiscard]] std::size_t size() const noexcept { return out.size(); }
-    TUTTI_HOST_DEVICE void element(std::size_t i) const { out.data()[i] = value; }
-    void operator()() const {
-        const fill_operation k = *this;
-        const std::size_t n = size();
-        for (std::size_t i = 0; i < n; ++i) { k.element(i); }
-    }
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(out); }
+    [[nodiscard]] TUTTI_HOST_DEVICE T result(std::size_t) const noexcept { return value; }
+    void operator()() const { detail::for_each_element(*this); }
 };
 
 /// out[i] = To(in[i]), rounded once to nearest even when To is narrower.
@@ -61,16 +117,15 @@ template <transportable From, transportable To, memory M> struct copy_operation 
     [[nodiscard]] tutti::cost cost() const noexcept {
         return {static_cast<double>(in.size_bytes() + out.size_bytes()), 0};
     }
-    [[nodiscard]] std::size_t size() const noexcept { return out.size(); }
-    TUTTI_HOST_DEVICE void element(std::size_t i) const { out.data()[i] = detail::converted<To>(in.data()[i]); }
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(in); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(out); }
+    [[nodiscard]] TUTTI_HOST_DEVICE To result(std::size_t, From x) const noexcept { return detail::converted<To>(x); }
     void operator()() const {
         if (out.empty() || static_cast<const void*>(in.data()) == static_cast<const void*>(out.data())) { return; }
         if constexpr (std::same_as<From, To>) {
             std::memcpy(out.data(), in.data(), out.size_bytes());
         } else {
-            const copy_operation k = *this;
-            const std::size_t n = size();
-            for (std::size_t i = 0; i < n; ++i) { k.element(i); }
+            detail::for_each_element(*this);
         }
     }
 };
@@ -84,16 +139,12 @@ template <floating_element T, memory M> struct scale_operation {
     [[nodiscard]] tutti::cost cost() const noexcept {
         return {static_cast<double>(2 * out.size_bytes()), static_cast<double>(out.size())};
     }
-    [[nodiscard]] std::size_t size() const noexcept { return out.size(); }
-    TUTTI_HOST_DEVICE void element(std::size_t i) const {
-        out.data()[i] = static_cast<T>(factor * static_cast<master_t<T>>(in.data()[i]));
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(in); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(out); }
+    [[nodiscard]] TUTTI_HOST_DEVICE T result(std::size_t, T x) const noexcept {
+        return static_cast<T>(factor * static_cast<master_t<T>>(x));
     }
-    void operator()() const {
-        const scale_operation k = *this;
-        const std::size_t n = size();
-        TUTTI_INDEPENDENT
-        for (std::size_t i = 0; i < n; ++i) { k.element(i); }
-    }
+    void operator()() const { detail::for_each_element(*this); }
 };
 
 /// out[i] += factor * in[i], product and sum rounded separately
@@ -105,20 +156,13 @@ template <floating_element T, memory M> struct add_scaled_operation {
     [[nodiscard]] tutti::cost cost() const noexcept {
         return {static_cast<double>(3 * out.size_bytes()), 2.0 * static_cast<double>(out.size())};
     }
-    [[nodiscard]] std::size_t size() const noexcept { return out.size(); }
-    TUTTI_HOST_DEVICE void element(std::size_t i) const {
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(in, out); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(out); }
+    [[nodiscard]] TUTTI_HOST_DEVICE T result(std::size_t, T x, T y) const noexcept {
         using real = master_t<T>;
-        const exact x(static_cast<real>(in.data()[i]));
-        const exact y(static_cast<real>(out.data()[i]));
-        out.data()[i] = static_cast<T>((y + exact(factor) * x).value);
+        return static_cast<T>((exact(static_cast<real>(y)) + exact(factor) * exact(static_cast<real>(x))).value);
     }
-    TUTTI_EXACT void operator()() const {
-        TUTTI_EXACT_BODY
-        const add_scaled_operation k = *this;
-        const std::size_t n = size();
-        TUTTI_INDEPENDENT
-        for (std::size_t i = 0; i < n; ++i) { k.element(i); }
-    }
+    void operator()() const { detail::for_each_element(*this); }
 };
 
 /// Sets every element of `out`.

@@ -13,12 +13,26 @@
 
 namespace tutti {
 
+namespace detail {
+// nvcc takes the product for one of two 64-bit numbers and adds their upper halves, which are zero.
+[[nodiscard]] TUTTI_HOST_DEVICE constexpr std::uint64_t wide_product(std::uint32_t a, std::uint32_t b) noexcept {
+#if defined(__CUDA_ARCH__)
+    if (!__builtin_is_constant_evaluated()) {
+        std::uint64_t product = 0;
+        asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+        return product;
+    }
+#endif
+    return std::uint64_t{a} * b;
+}
+}  // namespace detail
+
 /// Ten rounds of Philox4x32. Cost: about 20 multiplications for 128 random bits.
 [[nodiscard]] TUTTI_HOST_DEVICE constexpr std::array<std::uint32_t, 4> philox(
     std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key) noexcept {
     for (int round = 0; round < 10; ++round) {
-        const std::uint64_t a = std::uint64_t{0xD2511F53u} * counter[0];
-        const std::uint64_t b = std::uint64_t{0xCD9E8D57u} * counter[2];
+        const std::uint64_t a = detail::wide_product(0xD2511F53u, counter[0]);
+        const std::uint64_t b = detail::wide_product(0xCD9E8D57u, counter[2]);
         counter = {static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
                    static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
         key = {key[0] + 0x9E3779B9u, key[1] + 0xBB67AE85u};
@@ -28,38 +42,49 @@ namespace tutti {
 
 /// Uniform in (0, 1), never 0 or 1: the middle of one of 2^23 equal cells, exact in float.
 [[nodiscard]] TUTTI_HOST_DEVICE constexpr float uniform_from(std::uint32_t word) noexcept {
-    return static_cast<float>(((word >> 9) << 1) | 1u) * 0x1p-24f;
+    return __builtin_bit_cast(float, 0x3f800000u | (word >> 9)) - (1.0f - 0x1p-24f);  // from [1, 2), exactly
 }
 
 namespace detail {
 
-// Natural logarithm of u in (0, 1): exponent split, then the degree-8 polynomial of Cephes' logf. Only fma, multiply
-// and add in a fixed order: no product feeds a plain addition, so nothing is left for a compiler to contract.
-TUTTI_HOST_DEVICE inline float exact_log(float u) noexcept {
-    auto bits = __builtin_bit_cast(std::uint32_t, u);
-    int exponent = static_cast<int>(bits >> 23) - 126;
-    float m = __builtin_bit_cast(float, (bits & 0x7fffffu) | 0x3f000000u);  // [0.5, 1)
-    if (m < 0.707106781186547524f) {
-        m = m + m;
-        --exponent;
-    }
-    const float y = m - 1.0f;
+// -2 times the natural logarithm of u in (0, 1): exponent split, then the degree-8 polynomial of Cephes' logf. Only fma,
+// multiply and add in a fixed order: no product feeds a plain addition, so nothing is left for a compiler to contract.
+TUTTI_HOST_DEVICE inline float exact_log_times_minus_2(float u) noexcept {
+    // Counted from sqrt(1/2), so that the mantissa is in [sqrt(1/2), sqrt(2)).
+    constexpr std::uint32_t half_root = 0x3f3504f3u;
+    const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, u) - half_root;
+    const std::uint32_t mantissa = bits & 0x7fffffu;
+    const auto e = static_cast<float>(static_cast<std::int32_t>(bits - mantissa));  // the exponent, times 2^23
+    const float y = __builtin_bit_cast(float, mantissa + half_root) - 1.0f;
     const float yy = y * y;
-    float p = 7.0376836292e-2f;
-    p = std::fma(p, y, -1.1514610310e-1f);
-    p = std::fma(p, y, 1.1676998740e-1f);
-    p = std::fma(p, y, -1.2420140846e-1f);
-    p = std::fma(p, y, 1.4249322787e-1f);
-    p = std::fma(p, y, -1.6668057665e-1f);
-    p = std::fma(p, y, 2.0000714765e-1f);
-    p = std::fma(p, y, -2.4999993993e-1f);
-    p = std::fma(p, y, 3.3333331174e-1f);
-    const auto e = static_cast<float>(exponent);
+    constexpr float k = -2.0f;  // powers of two in the constants cost nothing, also no accuracy
+    float p = k * 7.0376836292e-2f;
+    p = std::fma(p, y, k * -1.1514610310e-1f);
+    p = std::fma(p, y, k * 1.1676998740e-1f);
+    p = std::fma(p, y, k * -1.2420140846e-1f);
+    p = std::fma(p, y, k * 1.4249322787e-1f);
+    p = std::fma(p, y, k * -1.6668057665e-1f);
+    p = std::fma(p, y, k * 2.0000714765e-1f);
+    p = std::fma(p, y, k * -2.4999993993e-1f);
+    p = std::fma(p, y, k * 3.3333331174e-1f);
     float r = (p * y) * yy;
-    r = std::fma(e, -2.12194440e-4f, r);
-    r = std::fma(-0.5f, yy, r);
-    r = r + y;
-    return std::fma(e, 0.693359375f, r);
+    r = std::fma(e, k * -2.12194440e-4f * 0x1p-23f, r);
+    r = r + yy;
+    r = std::fma(k, y, r);
+    return std::fma(e, k * 0.693359375f * 0x1p-23f, r);
+}
+
+// The root of a number that is neither tiny nor huge, correctly rounded. On the device this is the sequence that
+// __fsqrt_rn takes for such numbers, without its test for the others; all numbers that can come are tested.
+TUTTI_HOST_DEVICE inline float exact_root(float x) noexcept {
+#if defined(__CUDA_ARCH__)
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    const float root = __fmul_rn(x, r);
+    return __fmaf_rn(__fmaf_rn(-root, root, x), __fmul_rn(r, 0.5f), root);
+#else
+    return std::sqrt(x);
+#endif
 }
 
 // Sine and cosine of a random word read as a fraction of a turn: the quarter is cut off in integers, exactly.
@@ -77,10 +102,12 @@ TUTTI_HOST_DEVICE inline void exact_sincos(std::uint32_t word, float& sine, floa
     c = std::fma(c, aa, 4.166664568298827e-2f);
     c = std::fma(c * aa, aa, std::fma(-0.5f, aa, 1.0f));
     const bool swap = (quarter & 1) != 0;
-    const float sin_magnitude = swap ? c : s;
-    const float cos_magnitude = swap ? s : c;
-    sine = (quarter & 2) != 0 ? -sin_magnitude : sin_magnitude;
-    cosine = ((quarter + 1) & 2) != 0 ? -cos_magnitude : cos_magnitude;
+    const auto q = static_cast<std::uint32_t>(quarter);
+    const auto negated_if_2 = [](float magnitude, std::uint32_t of) {
+        return __builtin_bit_cast(float, __builtin_bit_cast(std::uint32_t, magnitude) ^ ((of << 30) & 0x80000000u));
+    };
+    sine = negated_if_2(swap ? c : s, q);
+    cosine = negated_if_2(swap ? s : c, q + 1);
 }
 
 }  // namespace detail
@@ -93,7 +120,7 @@ TUTTI_HOST_DEVICE inline void exact_sincos(std::uint32_t word, float& sine, floa
 [[nodiscard]] TUTTI_HOST_DEVICE inline std::array<float, 4> normals_from(std::array<std::uint32_t, 4> words) noexcept {
     std::array<float, 4> z{};
     for (std::size_t pair = 0; pair < 4; pair += 2) {
-        const float radius = std::sqrt(-2.0f * detail::exact_log(uniform_from(words[pair])));
+        const float radius = detail::exact_root(detail::exact_log_times_minus_2(uniform_from(words[pair])));
         float sine = 0;
         float cosine = 0;
         detail::exact_sincos(words[pair + 1], sine, cosine);
@@ -117,6 +144,15 @@ struct random_stream {
     }
     [[nodiscard]] TUTTI_HOST_DEVICE constexpr std::uint32_t word(std::uint64_t i) const noexcept {
         return block(i >> 2)[i & 3];
+    }
+    /// Words of elements i ... i+3: one block where i is a multiple of 4, else two.
+    [[nodiscard]] TUTTI_HOST_DEVICE constexpr std::array<std::uint32_t, 4> words(std::uint64_t i) const noexcept {
+        const auto low = block(i >> 2);
+        if ((i & 3) == 0) { return low; }
+        const auto high = block((i >> 2) + 1);
+        if ((i & 3) == 1) { return {low[1], low[2], low[3], high[0]}; }
+        if ((i & 3) == 2) { return {low[2], low[3], high[0], high[1]}; }
+        return {low[3], high[0], high[1], high[2]};
     }
     [[nodiscard]] TUTTI_HOST_DEVICE constexpr float uniform(std::uint64_t i) const noexcept {
         return uniform_from(word(i));

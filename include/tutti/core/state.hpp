@@ -30,20 +30,28 @@ template <transportable T, memory M>
     return {std::move(name), std::move(shape), offset, dtype_of<T>, as_bytes(v)};
 }
 
+namespace detail {
+inline constexpr std::uint64_t hash_prime = 1099511628211ull;
+[[nodiscard]] TUTTI_HOST_DEVICE constexpr std::uint64_t hash_word(std::uint64_t h, std::uint64_t word) noexcept {
+    h = (h ^ word) * hash_prime;
+    return h ^ (h >> 32);  // a multiplication only carries upward: bring the high bits down
+}
+[[nodiscard]] TUTTI_HOST_DEVICE constexpr std::uint64_t hash_byte(std::uint64_t h, std::byte b) noexcept {
+    return (h ^ static_cast<std::uint64_t>(b)) * hash_prime;
+}
+}  // namespace detail
+
 /// FNV-1a over bytes, eight at a time: an equality check between ranks and runs, not a cryptographic hash.
 /// Determinism: depends on the bytes alone.
-[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint64_t hash_bytes(const std::byte* bytes, std::size_t count,
-                                                                std::uint64_t seed) noexcept {
-    constexpr std::uint64_t prime = 1099511628211ull;
+[[nodiscard]] inline std::uint64_t hash_bytes(const std::byte* bytes, std::size_t count, std::uint64_t seed) noexcept {
     std::uint64_t h = seed;
     std::size_t i = 0;
     for (; i + 8 <= count; i += 8) {
         std::uint64_t word = 0;
         std::memcpy(&word, bytes + i, 8);
-        h = (h ^ word) * prime;
-        h ^= h >> 32;  // a multiplication only carries upward: bring the high bits down
+        h = detail::hash_word(h, word);
     }
-    for (; i < count; ++i) { h = (h ^ static_cast<std::uint64_t>(bytes[i])) * prime; }
+    for (; i < count; ++i) { h = detail::hash_byte(h, bytes[i]); }
     return h;
 }
 inline constexpr std::uint64_t hash_seed = 14695981039346656037ull;

@@ -35,41 +35,49 @@ template <floating_element T, memory M> struct adamw_operation {
         const auto n = static_cast<double>(value.size());
         return {n * static_cast<double>(sizeof(T) + 6 * sizeof(real)), 15 * n};
     }
-    [[nodiscard]] std::size_t size() const noexcept { return value.size(); }
-    TUTTI_HOST_DEVICE void element(std::size_t i) const {
-        moments(i);
-        step_by(i, root(exact(second.data()[i])));
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(value, gradient, first, second); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(value, first, second); }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::tuple<real, real, real> result(std::size_t, real x, T g, real m,
+                                                                        real v) const noexcept {
+        const auto now = moments(g, m, v);
+        return {stepped(x, now.first, root(now.second)), now.first.value, now.second.value};
     }
     TUTTI_EXACT void operator()() const {
         TUTTI_EXACT_BODY
         const adamw_operation k = *this;  // constants in registers: stores through its pointers cannot change them
+        real* const x = value.data();
+        const T* const g = gradient.data();
+        real* const m = first.data();
+        real* const v = second.data();
         // Roots in a pass of their own over blocks that stay in cache: a loop that holds one does not vectorize.
         constexpr std::size_t block = 512;
         real roots[block];
-        const std::size_t n = size();
+        const std::size_t n = value.size();
         for (std::size_t begin = 0; begin < n; begin += block) {
             const std::size_t end = n - begin < block ? n : begin + block;
             TUTTI_INDEPENDENT
-            for (std::size_t i = begin; i < end; ++i) { k.moments(i); }
-            detail::square_roots(second.data() + begin, roots, end - begin);
+            for (std::size_t i = begin; i < end; ++i) {
+                const auto now = k.moments(g[i], m[i], v[i]);
+                m[i] = now.first.value;
+                v[i] = now.second.value;
+            }
+            detail::square_roots(v + begin, roots, end - begin);
             TUTTI_INDEPENDENT
-            for (std::size_t i = begin; i < end; ++i) { k.step_by(i, exact(roots[i - begin])); }
+            for (std::size_t i = begin; i < end; ++i) { x[i] = k.stepped(x[i], exact(m[i]), exact(roots[i - begin])); }
         }
     }
 
 private:
-    TUTTI_HOST_DEVICE void moments(std::size_t i) const {
-        const auto d = exact(gradient_factor) * exact(static_cast<real>(gradient.data()[i]));
-        const exact m(first.data()[i]);
-        const exact v(second.data()[i]);
-        first.data()[i] = (exact(beta1) * m + exact(rest1) * d).value;
-        second.data()[i] = (exact(beta2) * v + exact(rest2) * (d * d)).value;
+    struct both_moments {
+        exact<real> first, second;
+    };
+    [[nodiscard]] TUTTI_HOST_DEVICE both_moments moments(T g, real m, real v) const noexcept {
+        const auto d = exact(gradient_factor) * exact(static_cast<real>(g));
+        return {exact(beta1) * exact(m) + exact(rest1) * d, exact(beta2) * exact(v) + exact(rest2) * (d * d)};
     }
-    TUTTI_HOST_DEVICE void step_by(std::size_t i, exact<real> root_of_second) const {
-        const exact x(value.data()[i]);
-        const exact m(first.data()[i]);
+    [[nodiscard]] TUTTI_HOST_DEVICE real stepped(real x, exact<real> m, exact<real> root_of_second) const noexcept {
         const auto towards = m / (root_of_second * exact(root_correction) + exact(epsilon));
-        value.data()[i] = (exact(keep) * x - exact(step) * towards).value;
+        return (exact(keep) * exact(x) - exact(step) * towards).value;
     }
 };
 
@@ -79,7 +87,7 @@ private:
 /// Semantics    decay is decoupled (not part of the gradient) and skips segments with decay off. Powers and corrections
 ///              are computed in double, the elementwise part in master_t<T>; epsilon stands outside the root.
 /// Determinism  elementwise: no result depends on how elements are segmented.
-/// Cost         one pass; sizeof(T) + 6 sizeof(master) bytes and 15 flops an element.
+/// Cost         one pass; sizeof(T) + 6 sizeof(master) bytes and 15 flops an element, sizeof(T) more to publish.
 /// Errors       usage_error for betas outside [0, 1), negative or non-finite epsilon, decay or learning rate, sizes
 ///              that differ.
 struct adamw {
@@ -107,22 +115,32 @@ struct adamw {
 
     template <floating_element T, queue Q>
     void update(Q q, view<master_t<T>, typename Q::memory_type> value, view<const T, typename Q::memory_type> gradient,
-                optimizer_state<T, Q>& state, std::span<const segment> segments, step_values now) const {
+                optimizer_state<T, Q>& state, std::span<const segment> segments, step_values now,
+                const publication<T, typename Q::memory_type>& publish = {}) const {
         using real = master_t<T>;
         detail::expect_update_sizes(name, value.size(), gradient.size(), state[0].size(), segments);
         detail::expect_step_values(name, now);
+        detail::expect_publishable(name, publish, segments);
         const auto t = static_cast<double>(state.advance(q));
         const double correction1 = 1 - std::pow(beta1, t);
         const double correction2 = 1 - std::pow(beta2, t);
-        for (const segment& s : segments) {
+        for (std::size_t k = 0; k < segments.size(); ++k) {
+            const segment& s = segments[k];
             const double decay = s.decay ? weight_decay : 0;
-            run(q, adamw_operation<T, typename Q::memory_type>{
-                       value.sub(s.first, s.count), gradient.sub(s.first, s.count), state[0].sub(s.first, s.count),
-                       state[1].sub(s.first, s.count), static_cast<real>(now.gradient_factor),
-                       static_cast<real>(1 - now.learning_rate * decay), static_cast<real>(beta1),
-                       static_cast<real>(1 - beta1), static_cast<real>(beta2), static_cast<real>(1 - beta2),
-                       static_cast<real>(now.learning_rate / correction1),
-                       static_cast<real>(1 / std::sqrt(correction2)), static_cast<real>(epsilon)});
+            const adamw_operation<T, typename Q::memory_type> update{value.sub(s.first, s.count),
+                                                                     gradient.sub(s.first, s.count),
+                                                                     state[0].sub(s.first, s.count),
+                                                                     state[1].sub(s.first, s.count),
+                                                                     static_cast<real>(now.gradient_factor),
+                                                                     static_cast<real>(1 - now.learning_rate * decay),
+                                                                     static_cast<real>(beta1),
+                                                                     static_cast<real>(1 - beta1),
+                                                                     static_cast<real>(beta2),
+                                                                     static_cast<real>(1 - beta2),
+                                                                     static_cast<real>(now.learning_rate / correction1),
+                                                                     static_cast<real>(1 / std::sqrt(correction2)),
+                                                                     static_cast<real>(epsilon)};
+            detail::run_update<T>(q, update, publish, k, s.first);
         }
     }
 };

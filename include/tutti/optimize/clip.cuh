@@ -1,5 +1,6 @@
 // The device side of optimize/clip: block sums of squares and their sum, with the host's bits.
 // Needs core/cuda_run and nvcc.
+// Not CUB's reductions: those add in an order of their own, which depends on the card; here it is that of the host's loop.
 #pragma once
 
 #include <cstddef>  // size_t
@@ -22,7 +23,7 @@ template <class O> __global__ void sum_squares(O op) {
         const std::size_t rest = op.in.size() - first;
         const std::size_t count = rest < norm_block ? rest : norm_block;
         const auto* const x = op.in.data() + first;
-#pragma unroll 8
+#pragma unroll 16
         for (std::size_t i = lane; i < count; i += O::lanes) { partial = O::added_square(partial, x[i]); }
     }
     double total = 0;

@@ -51,6 +51,10 @@ template <floating_element T, memory M> struct square_sums_operation {
     }
     TUTTI_HOST_DEVICE static double added_square(double sum, T x) {
         const exact d(static_cast<double>(static_cast<master_t<T>>(x)));
+#if defined(__CUDA_ARCH__)
+        // Squares of at most 24 bits are exact in double: fused or not, the sum is rounded once.
+        if constexpr (!std::same_as<T, double>) { return __fma_rn(d.value, d.value, sum); }
+#endif
         return (exact(sum) + d * d).value;
     }
 };

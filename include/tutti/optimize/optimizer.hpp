@@ -11,9 +11,10 @@
 #include <string_view>       // names
 #include <vector>            // moments
 
-#include <tutti/core/buffer.hpp>       // moments
-#include <tutti/core/elementwise.hpp>  // fill
-#include <tutti/core/text.hpp>         // formatted
+#include <tutti/core/buffer.hpp>           // moments
+#include <tutti/core/elementwise.hpp>      // fill
+#include <tutti/core/text.hpp>             // formatted
+#include <tutti/optimize/publication.hpp>  // publication
 
 namespace tutti::optimize {
 
@@ -74,15 +75,17 @@ private:
 /// Semantics  validate() throws usage_error for values that make no sense; describe() is equal exactly when the rule
 ///            is. update() is called once a step, with segments in ascending order that do not overlap; elements
 ///            outside them are left alone. `value` and the state hold master_t<T>, `gradient` holds T, all of one size.
+///            The publication, which may be left out, gets the new values as well.
 template <class O, class T, class Q>
 concept optimizer = std::copyable<O> && floating_element<T> && queue<Q> &&
     requires(const O& o, Q q, view<master_t<T>, typename Q::memory_type> value,
              view<const T, typename Q::memory_type> gradient, optimizer_state<T, Q>& s,
-             std::span<const segment> segments, step_values v) {
+             std::span<const segment> segments, step_values v, const publication<T, typename Q::memory_type>& p) {
     o.validate();
     { o.describe() } -> std::same_as<std::string>;
     { o.template make_state<T>(q, std::size_t{}) } -> std::same_as<optimizer_state<T, Q>>;
     o.update(q, value, gradient, s, segments, v);
+    o.update(q, value, gradient, s, segments, v, p);
 };
 
 namespace detail {
@@ -97,6 +100,23 @@ inline void expect_update_sizes(std::string_view name, std::size_t value, std::s
         if (s.first > value || s.count > value - s.first) {
             throw usage_error(formatted("{}: segment ({}, {}) leaves {} elements", name, s.first, s.count, value));
         }
+    }
+}
+template <class T, memory M>
+void expect_publishable(std::string_view name, const publication<T, M>& p, std::span<const segment> segments) {
+    if (p.values.empty()) { return; }
+    if (p.values.size() != segments.size()) {
+        throw usage_error(
+            formatted("{}: values to publish: {} views for {} segments", name, p.values.size(), segments.size()));
+    }
+    for (std::size_t k = 0; k < segments.size(); ++k) {
+        if (p.values[k].size() == segments[k].count) { continue; }
+        throw usage_error(formatted("{}: values to publish: {} elements for segment {} of {}", name, p.values[k].size(),
+                                    k, segments[k].count));
+    }
+    if (p.noise && !half_element<T>) {
+        throw usage_error(
+            formatted("{}: stochastic rounding is for values of 16 bits, these are {}", name, name_of(dtype_of<T>)));
     }
 }
 inline void expect_step_values(std::string_view name, const step_values& v) {

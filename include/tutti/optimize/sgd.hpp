@@ -12,9 +12,12 @@
 
 namespace tutti::optimize {
 
-/// One pass over a segment. Aliasing: none. `velocity` is empty when momentum is 0.
-template <floating_element T, memory M> struct sgd_operation {
+enum class momentum_kind { none, classic, nesterov };
+
+/// One pass over a segment. Aliasing: none. `velocity` is empty when there is no momentum.
+template <floating_element T, memory M, momentum_kind kind> struct sgd_operation {
     static constexpr std::string_view name = "sgd";
+    static constexpr bool moving = kind != momentum_kind::none;
     using real = master_t<T>;
     view<real, M> value;
     view<const T, M> gradient;
@@ -23,32 +26,43 @@ template <floating_element T, memory M> struct sgd_operation {
     real decay;
     real momentum;
     real learning_rate;
-    bool nesterov;
 
     [[nodiscard]] tutti::cost cost() const noexcept {
         const auto n = static_cast<double>(value.size());
-        const double state = velocity.empty() ? 2 : 4;
-        return {n * (static_cast<double>(sizeof(T)) + state * static_cast<double>(sizeof(real))),
-                (velocity.empty() ? 5 : 9) * n};
+        const double state = moving ? 4 : 2;
+        return {n * (static_cast<double>(sizeof(T)) + state * static_cast<double>(sizeof(real))), (moving ? 9 : 5) * n};
     }
-    [[nodiscard]] std::size_t size() const noexcept { return value.size(); }
-    TUTTI_HOST_DEVICE void element(std::size_t i) const {
-        const exact x(value.data()[i]);
-        const auto d = exact(gradient_factor) * exact(static_cast<real>(gradient.data()[i])) + exact(decay) * x;
-        auto direction = d;
-        if (!velocity.empty()) {
-            const auto u = exact(momentum) * exact(velocity.data()[i]) + d;
-            velocity.data()[i] = u.value;
-            direction = nesterov ? d + exact(momentum) * u : u;
+    [[nodiscard]] constexpr auto inputs() const noexcept {
+        if constexpr (moving) {
+            return std::tuple(value, gradient, velocity);
+        } else {
+            return std::tuple(value, gradient);
         }
-        value.data()[i] = (x - exact(learning_rate) * direction).value;
     }
-    TUTTI_EXACT void operator()() const {
-        TUTTI_EXACT_BODY
-        const sgd_operation k = *this;  // constants in registers: stores through its pointers cannot change them
-        const std::size_t n = size();
-        TUTTI_INDEPENDENT
-        for (std::size_t i = 0; i < n; ++i) { k.element(i); }
+    [[nodiscard]] constexpr auto outputs() const noexcept {
+        if constexpr (moving) {
+            return std::tuple(value, velocity);
+        } else {
+            return std::tuple(value);
+        }
+    }
+    [[nodiscard]] TUTTI_HOST_DEVICE real result(std::size_t, real x, T g) const noexcept {
+        return (exact(x) - exact(learning_rate) * decayed(x, g)).value;
+    }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::tuple<real, real> result(std::size_t, real x, T g, real v) const noexcept {
+        const auto d = decayed(x, g);
+        const auto u = exact(momentum) * exact(v) + d;
+        if constexpr (kind == momentum_kind::nesterov) {
+            return {(exact(x) - exact(learning_rate) * (d + exact(momentum) * u)).value, u.value};
+        } else {
+            return {(exact(x) - exact(learning_rate) * u).value, u.value};
+        }
+    }
+    void operator()() const { tutti::detail::for_each_element(*this); }
+
+private:
+    [[nodiscard]] TUTTI_HOST_DEVICE exact<real> decayed(real x, T g) const noexcept {
+        return exact(gradient_factor) * exact(static_cast<real>(g)) + exact(decay) * exact(x);
     }
 };
 
@@ -85,20 +99,35 @@ struct sgd {
 
     template <floating_element T, queue Q>
     void update(Q q, view<master_t<T>, typename Q::memory_type> value, view<const T, typename Q::memory_type> gradient,
-                optimizer_state<T, Q>& state, std::span<const segment> segments, step_values now) const {
+                optimizer_state<T, Q>& state, std::span<const segment> segments, step_values now,
+                const publication<T, typename Q::memory_type>& publish = {}) const {
         using real = master_t<T>;
         using M = typename Q::memory_type;
         const bool moving = !state.moments().empty();
         detail::expect_update_sizes(name, value.size(), gradient.size(), moving ? state[0].size() : value.size(),
                                     segments);
         detail::expect_step_values(name, now);
+        detail::expect_publishable(name, publish, segments);
         state.advance(q);
-        for (const segment& s : segments) {
-            run(q, sgd_operation<T, M>{value.sub(s.first, s.count), gradient.sub(s.first, s.count),
-                                       moving ? state[0].sub(s.first, s.count) : view<real, M>{},
-                                       static_cast<real>(now.gradient_factor),
-                                       static_cast<real>(s.decay ? weight_decay : 0), static_cast<real>(momentum),
-                                       static_cast<real>(now.learning_rate), nesterov});
+        const auto with = [&]<momentum_kind kind>() {
+            for (std::size_t k = 0; k < segments.size(); ++k) {
+                const segment& s = segments[k];
+                const sgd_operation<T, M, kind> update{value.sub(s.first, s.count),
+                                                       gradient.sub(s.first, s.count),
+                                                       moving ? state[0].sub(s.first, s.count) : view<real, M>{},
+                                                       static_cast<real>(now.gradient_factor),
+                                                       static_cast<real>(s.decay ? weight_decay : 0),
+                                                       static_cast<real>(momentum),
+                                                       static_cast<real>(now.learning_rate)};
+                detail::run_update<T>(q, update, publish, k, s.first);
+            }
+        };
+        if (!moving) {
+            with.template operator()<momentum_kind::none>();
+        } else if (nesterov) {
+            with.template operator()<momentum_kind::nesterov>();
+        } else {
+            with.template operator()<momentum_kind::classic>();
         }
     }
 };

@@ -5,7 +5,7 @@
 
 #include <cmath>     // isfinite
 #include <cstdint>   // steps
-#include <optional>  // optimizer state exists from attach on
+#include <optional>  // optimizer state exists from attach on; a seed
 #include <span>      // state
 #include <string>    // names
 #include <utility>   // move
@@ -14,10 +14,13 @@
 #include <tutti/comm/communicator.hpp>                 // communicator, can_all_reduce
 #include <tutti/comm/self.hpp>                         // local
 #include <tutti/core/buffer.hpp>                       // storage
-#include <tutti/core/elementwise.hpp>                  // fill, copy
+#include <tutti/core/elementwise.hpp>                  // copy
+#include <tutti/core/philox.hpp>                       // random_stream
+#include <tutti/core/stochastic_rounding.hpp>          // copy_stochastically
 #include <tutti/core/text.hpp>                         // formatted
 #include <tutti/optimize/clip.hpp>                     // global_norm
 #include <tutti/optimize/optimizer.hpp>                // optimizer
+#include <tutti/optimize/publication.hpp>              // publication
 #include <tutti/schedule/bucket.hpp>                   // plan_buckets
 #include <tutti/schedule/lane.hpp>                     // lane
 #include <tutti/strategy/detail/gradient_storage.hpp>  // gradient_storage
@@ -30,6 +33,9 @@ namespace tutti::strategy {
 struct data_parallel_options {
     /// Gradients are sent in messages of about this size: small enough to start early, large enough for bandwidth.
     std::size_t bucket_bytes = std::size_t{4} << 20;
+    /// Values of 16 bits are rounded from their masters stochastically, by random numbers of this seed; without, to
+    /// nearest even. All ranks give the same.
+    std::optional<std::uint64_t> stochastic_rounding_seed{};
     duration timeout = 2 * default_timeout();  ///< of waits for the lane, see lane_options
     schedule::timeline* trace = nullptr;       ///< records collectives, waits and steps; must outlive the strategy
     int trace_rank = -1;                       ///< process of the trace; -1: the communicator's rank
@@ -47,9 +53,12 @@ struct data_parallel_options {
 ///              behind the other: then that memory is used as it is. Other gradients of the trainer are packed before
 ///              and unpacked (averaged) after the all_reduce, on the lane. Likewise owned() is the trainer's own memory
 ///              when T is float or double and its values lie one behind the other; else a flat copy in master_t<T>,
-///              which publish() rounds into the values.
+///              from which the values are rounded. state() lists the masters, never rounded values.
 /// Determinism  on deterministic backends the bits depend on data and number of ranks, not on bucket size nor timing.
-/// Cost         2(n-1)/n * sizeof(T) bytes sent per element and step; passes over memory: zero, norm, update.
+///              Stochastic rounding depends on the seed, the number of updates and the element's place in the model, and
+///              on nothing that differs between ranks: rounded by a seed of their own, replicas would drift apart.
+/// Cost         2(n-1)/n * sizeof(T) bytes sent per element and step; passes over memory: zero, norm, update, which
+///              writes masters and values at once.
 /// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish; those
 ///              of the communicator from step, flush and finish.
 template <communicator C, class Optimizer, floating_element T = float>
@@ -68,6 +77,7 @@ public:
         : queue_(comm.queue())
         , optimizer_((optimizer.validate(), std::move(optimizer)))
         , bucket_bytes_(options.bucket_bytes)
+        , rounding_seed_(options.stochastic_rounding_seed)
         , trace_(options.trace)
         , gradients_(queue_)
         , owned_storage_(queue_, 0)
@@ -89,11 +99,15 @@ public:
             if (bucket_bytes_ < sizeof(T)) {
                 throw usage_error(formatted("attach: bucket_bytes is {}", bucket_bytes_));
             }
+            if (rounding_seed_ && !half_element<T>) {
+                throw usage_error(formatted("attach: stochastic rounding is for values of 16 bits, these are {}",
+                                            name_of(dtype_of<T>)));
+            }
         } catch (const usage_error& e) {
             comm_.abort(e.what());  // the other ranks are about to wait for this one
             throw;
         }
-        detail::agree_on(comm_, list, formatted("{}, buckets of {} bytes", optimizer_.describe(), bucket_bytes_));
+        detail::agree_on(comm_, list, describe());
         parameters_ = list;
         std::vector<std::size_t> sizes;
         std::vector<std::string> names;
@@ -106,7 +120,8 @@ public:
         gradients_.place(queue_, parameters_, plan_);
         place_values();
         norm_scratch_ = buffer<double, Q>(queue_, optimize::norm_blocks(plan_.elements) + 1);
-        segments_ = detail::decay_segments(parameters_);
+        segments_ = detail::decay_segments(parameters_, owned_storage_.size() != 0);
+        if (owned_storage_.size() != 0) { published_ = detail::values_of(parameters_, segments_); }
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_.elements));
         list_state();
         for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
@@ -144,43 +159,33 @@ public:
         for (; next_bucket_ < missing_.size() && missing_[next_bucket_] == 0; ++next_bucket_) { launch(next_bucket_); }
     }
 
+    /// The bits of update(h) and publish(), without reading the masters a second time.
     step_result step(hyper h) {
-        const step_result result = update(h);
-        publish();
+        const step_result result = advance(h, published_);
+        if (result.skipped) { publish(); }  // an outer strategy may have changed owned() before
         if (trace_ != nullptr) {
             trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, clock_type::now());
         }
         return result;
     }
 
-    /// Averages, clips and applies the gradients to owned(). Errors: as step.
-    step_result update(hyper h) {
-        if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
-        if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
-            throw usage_error(formatted("step: learning rate is {}", h.learning_rate));
-        }
-        order_.step();
-        for (const auto& t : in_flight_) { t.wait(queue_); }
-        step_result result;
-        result.norm = optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0, plan_.elements,
-                                            norm_scratch_.view(), [this](view<double, M> x) { sum_over_shards(x); });
-        result.skipped = !std::isfinite(result.norm);
-        if (result.skipped) {
-            ++skipped_;
-        } else {
-            optimizer_.update(queue_, owned_, view<const T, M>(gradients_.flat()), *moments_, segments_,
-                              {h.learning_rate, optimize::clip_factor(result.norm, h.clip_norm)});
-        }
-        return result;
-    }
+    /// Averages, clips and applies the gradients to owned(), and leaves the values as they are: between this and
+    /// publish() an outer strategy may change owned(). Errors: as step.
+    step_result update(hyper h) { return advance(h, {}); }
 
-    /// owned() -> the trainer's values; nothing to do where they are the same memory.
+    /// owned() -> the trainer's values; nothing to do where they are the same memory. Rounds as the last update did, so
+    /// that it may be called again, and after a resume, with the same result.
     void publish() {
         order_.expect_between_steps("publish");
-        if (owned_storage_.size() == 0) { return; }
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            const auto& value = parameters_[i].value;
-            copy(queue_, owned_.sub(plan_.offsets[i], value.size()), value);
+        for (std::size_t k = 0; k < published_.size(); ++k) {
+            const view<const master, M> masters = owned_.sub(segments_[k].first, segments_[k].count);
+            if constexpr (half_element<T>) {
+                if (rounding_seed_) {
+                    copy_stochastically(queue_, masters, published_[k], *noise(moments_->steps()), segments_[k].first);
+                    continue;
+                }
+            }
+            copy(queue_, masters, published_[k]);
         }
     }
 
@@ -229,6 +234,42 @@ public:
     [[nodiscard]] const schedule::bucket_plan& plan() const noexcept { return plan_; }
 
 private:
+    /// Equal exactly when ranks do the same with the same gradients.
+    [[nodiscard]] std::string describe() const {
+        return formatted("{}, buckets of {} bytes{}", optimizer_.describe(), bucket_bytes_,
+                         rounding_seed_ ? formatted(", values rounded stochastically with seed {}", *rounding_seed_)
+                                        : std::string());
+    }
+
+    /// What rounds the values of the t-th update.
+    [[nodiscard]] std::optional<random_stream> noise(std::uint64_t t) const noexcept {
+        if (!rounding_seed_) { return std::nullopt; }
+        constexpr std::uint32_t purpose = 0x726f756e;  // "roun": apart from streams that are counted from 0
+        return random_stream{*rounding_seed_, purpose, static_cast<std::uint32_t>(t)};
+    }
+
+    /// One update, which writes the values too if views of them are given.
+    step_result advance(hyper h, std::span<const view<T, M>> values) {
+        if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
+        if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
+            throw usage_error(formatted("step: learning rate is {}", h.learning_rate));
+        }
+        order_.step();
+        for (const auto& t : in_flight_) { t.wait(queue_); }
+        step_result result;
+        result.norm = optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0, plan_.elements,
+                                            norm_scratch_.view(), [this](view<double, M> x) { sum_over_shards(x); });
+        result.skipped = !std::isfinite(result.norm);
+        if (result.skipped) {
+            ++skipped_;
+        } else {
+            optimizer_.update(queue_, owned_, view<const T, M>(gradients_.flat()), *moments_, segments_,
+                              {h.learning_rate, optimize::clip_factor(result.norm, h.clip_norm)},
+                              optimize::publication<T, M>{values, noise(moments_->steps() + 1)});
+        }
+        return result;
+    }
+
     void place_values() {
         const view<T, M> together = detail::contiguous(parameters_, &parameter<T, M>::value);
         const bool one_run = together.size() == plan_.elements;
@@ -278,6 +319,7 @@ private:
     Q queue_;
     Optimizer optimizer_;
     std::size_t bucket_bytes_;
+    std::optional<std::uint64_t> rounding_seed_;
     schedule::timeline* trace_;
     schedule::timeline::track step_track_ = 0;
     deadline step_begin_{};
@@ -286,6 +328,7 @@ private:
     schedule::bucket_plan plan_;
     std::vector<std::string> bucket_names_;
     std::vector<optimize::segment> segments_;
+    std::vector<view<T, M>> published_;  // the trainer's values by segment; none where owned() is their memory
     std::vector<state_entry<M>> state_;
     std::uint64_t skipped_ = 0;
     std::vector<std::size_t> missing_;  // by bucket: gradients that are not ready

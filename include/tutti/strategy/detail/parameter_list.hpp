@@ -100,34 +100,53 @@ template <memory M> struct hash_operation {
     view<std::uint64_t, M> out;
     [[nodiscard]] tutti::cost cost() const noexcept { return {static_cast<double>(in.size()), 0}; }
     [[nodiscard]] TUTTI_HOST_DEVICE std::size_t blocks() const noexcept { return (in.size() + block - 1) / block; }
-    TUTTI_HOST_DEVICE std::uint64_t of_block(std::size_t b) const noexcept {
-        const std::size_t rest = in.size() - b * block;
-        const std::uint64_t place = hash_seed + 0x9e3779b97f4a7c15ull * (b + 1);  // 2^64 over the golden ratio: spreads
-        return hash_bytes(in.data() + b * block, rest < block ? rest : block, place);
+    [[nodiscard]] TUTTI_HOST_DEVICE static std::uint64_t seed_of(std::size_t b) noexcept {
+        return hash_seed + 0x9e3779b97f4a7c15ull * (b + 1);  // 2^64 over the golden ratio: spreads
     }
     void operator()() const {
         std::uint64_t sum = 0;
-        for (std::size_t b = 0; b < blocks(); ++b) { sum += of_block(b); }
+        for (std::size_t b = 0; b < blocks(); ++b) {
+            const std::size_t rest = in.size() - b * block;
+            sum += hash_bytes(in.data() + b * block, rest < block ? rest : block, seed_of(b));
+        }
         out.data()[0] = sum;
     }
 };
 
-/// Runs of elements with the same decay flag, as few as possible.
-template <class T, memory M> [[nodiscard]] std::vector<optimize::segment> decay_segments(const parameters<T, M>& list) {
+/// Runs of elements with the same decay flag, as few as possible; with `split_values` also one behind the other in the
+/// trainer's memory.
+template <class T, memory M>
+[[nodiscard]] std::vector<optimize::segment> decay_segments(const parameters<T, M>& list, bool split_values = false) {
     std::vector<optimize::segment> segments;
     std::size_t first = 0;
+    const T* behind = nullptr;  // the last value
     for (const auto& p : list) {
         const std::size_t size = p.value.size();
-        if (size != 0) {
-            if (!segments.empty() && segments.back().decay == p.decay) {
-                segments.back().count += size;
-            } else {
-                segments.push_back({first, size, p.decay});
-            }
+        if (size == 0) { continue; }
+        const bool joined = !split_values || p.value.data() == behind;
+        if (!segments.empty() && segments.back().decay == p.decay && joined) {
+            segments.back().count += size;
+        } else {
+            segments.push_back({first, size, p.decay});
         }
         first += size;
+        behind = p.value.data() == nullptr ? nullptr : p.value.data() + size;  // phantom memory has no addresses
     }
     return segments;
+}
+
+/// The trainer's values by segment, each of which is one run of its memory.
+template <class T, memory M>
+[[nodiscard]] std::vector<view<T, M>> values_of(const parameters<T, M>& list,
+                                                const std::vector<optimize::segment>& segments) {
+    std::vector<view<T, M>> values;
+    std::size_t first = 0;
+    for (const auto& p : list) {
+        const bool begins = values.size() < segments.size() && segments[values.size()].first == first;
+        if (p.value.size() != 0 && begins) { values.emplace_back(p.value.data(), segments[values.size()].count); }
+        first += p.value.size();
+    }
+    return values;
 }
 
 }  // namespace tutti::strategy::detail

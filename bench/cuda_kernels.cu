@@ -1,0 +1,241 @@
+// Every operation that has a kernel, on one GPU: time, bandwidth, and the share of the bandwidth of a copy that was
+// measured in the same run. Then what the host pays for an event and for storage. Sizes that fit in the card's cache
+// may beat the copy, which does not.
+#include <algorithm>    // max
+#include <chrono>       // host times
+#include <cstdio>       // flush
+#include <exception>    // errors
+#include <fstream>      // report
+#include <iostream>     // errors
+#include <string>       // names
+#include <string_view>  // names
+#include <vector>       // samples
+
+#include <cuda_runtime_api.h>  // events with times, properties
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <tutti/core/buffer.hpp>
+#include <tutti/core/philox.cuh>
+#include <tutti/core/stochastic_rounding.hpp>
+#include <tutti/optimize/adamw.hpp>
+#include <tutti/optimize/clip.cuh>
+#include <tutti/optimize/sgd.hpp>
+#include <tutti/strategy/data_parallel.cuh>
+
+#include "support/environment.hpp"
+#include "support/statistics.hpp"
+
+namespace {
+
+using namespace tutti;
+using D = device_memory;
+using tutti::detail::check_cuda;
+template <class T> using array = buffer<T, cuda_queue>;
+
+struct timer {
+    cudaEvent_t event = nullptr;
+    timer() { check_cuda(cudaEventCreate(&event), "cudaEventCreate"); }
+    timer(const timer&) = delete;
+    timer& operator=(const timer&) = delete;
+    ~timer() { cudaEventDestroy(event); }
+};
+
+class table {
+    cuda_queue q_{0};
+    timer begin_, end_;
+    int samples_;
+    std::string only_;
+    double copy_bandwidth_ = 0;
+    nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
+
+    // Seconds of one of `repeats` runs in a row.
+    template <class Run> double seconds(int repeats, Run& enqueue) {
+        check_cuda(cudaEventRecord(begin_.event, q_.stream()), "cudaEventRecord");
+        for (int i = 0; i < repeats; ++i) { enqueue(); }
+        check_cuda(cudaEventRecord(end_.event, q_.stream()), "cudaEventRecord");
+        check_cuda(cudaEventSynchronize(end_.event), "cudaEventSynchronize");
+        float milliseconds = 0;
+        check_cuda(cudaEventElapsedTime(&milliseconds, begin_.event, end_.event), "cudaEventElapsedTime");
+        return static_cast<double>(milliseconds) * 1e-3 / repeats;
+    }
+    template <class Run> bench::summary measure(Run enqueue) {
+        const double once = std::max(seconds(2, enqueue), 1e-7);
+        const int repeats = std::clamp(static_cast<int>(2e-3 / once), 1, 200);
+        seconds(repeats, enqueue);
+        std::vector<double> times;
+        for (int s = 0; s < samples_; ++s) { times.push_back(seconds(repeats, enqueue)); }
+        return bench::summarize(times);
+    }
+
+public:
+    table(int samples, std::string only) : samples_(samples), only_(std::move(only)) {
+        constexpr std::size_t bytes = std::size_t{1} << 30;
+        const array<std::byte> from(q_, bytes), to(q_, bytes);
+        const auto copies = measure([&] { copy(q_, from.view(), to.view()); });
+        copy_bandwidth_ = 2 * static_cast<double>(bytes) / copies.p50;
+        fmt::print("# copy of 1 GiB: {:.0f} GB/s, read and written\n", copy_bandwidth_ * 1e-9);
+        fmt::print("# {:<16} {:<22} {:>10} {:>12} {:>10} {:>8} {:>6}\n", "operation", "elements of type", "elements",
+                   "bytes", "us", "GB/s", "share");
+    }
+    [[nodiscard]] const cuda_queue& queue() const { return q_; }
+    [[nodiscard]] double copy_bandwidth() const { return copy_bandwidth_; }
+    [[nodiscard]] const nlohmann::ordered_json& rows() const { return rows_; }
+
+    template <class O> void row(const std::string& name, const std::string& type, std::size_t elements, const O& op) {
+        if (!only_.empty() && name.find(only_) == std::string::npos) { return; }
+        const auto times = measure([&] { run(q_, op); });
+        const double bytes = op.cost().bytes;
+        const double rate = bytes / times.p50;
+        fmt::print("{:<18} {:<22} {:>10} {:>12.0f} {:>10.2f} {:>8.0f} {:>6.2f}\n", name, type, elements, bytes,
+                   times.p50 * 1e6, rate * 1e-9, rate / copy_bandwidth_);
+        std::fflush(stdout);
+        rows_.push_back({{"operation", name},
+                         {"type", type},
+                         {"elements", elements},
+                         {"bytes", bytes},
+                         {"us", {{"min", times.min * 1e6}, {"p50", times.p50 * 1e6}, {"max", times.max * 1e6}}},
+                         {"gb_per_s", rate * 1e-9},
+                         {"share_of_copy", rate / copy_bandwidth_}});
+    }
+};
+
+template <class T> array<T> noise(const cuda_queue& q, std::size_t n, std::uint32_t stream) {
+    array<T> a(q, n);
+    fill_normal(q, a.view(), random_stream{.seed = 1, .stream = stream}, 0.02f);
+    return a;
+}
+
+template <class T> void rows_of(table& t, std::size_t n) {
+    using real = master_t<T>;
+    const cuda_queue& q = t.queue();
+    const std::string type(name_of(dtype_of<T>));
+    const std::string both = fmt::format("{} and {}", type, name_of(dtype_of<real>));
+    {
+        const array<T> a = noise<T>(q, n, 1), b = noise<T>(q, n, 2);
+        const array<double> sums(q, optimize::norm_blocks(n));
+        t.row("fill", type, n, fill_operation<T, D>{b.view(), T(1.5f)});
+        t.row("scale", type, n, scale_operation<T, D>{a.view(), b.view(), real(1.1)});
+        t.row("add_scaled", type, n, add_scaled_operation<T, D>{a.view(), b.view(), real(1e-3)});
+        t.row("fill_normal", type, n, fill_normal_operation<T, D>{b.view(), random_stream{1, 2, 3}, 0, 0.02f});
+        t.row("square_sums", type, n, optimize::square_sums_operation<T, D>{a.view(), sums.view()});
+        if constexpr (std::same_as<T, double>) {
+            t.row("ordered_sum", type, sums.size(),
+                  optimize::ordered_sum_operation<D>{sums.view(), b.view().sub(0, 1)});
+        }
+        if constexpr (std::same_as<T, float>) {
+            const array<std::uint64_t> hash(q, 1);
+            t.row("hash", type, n,
+                  strategy::detail::hash_operation<D>{as_bytes(view<const float, D>(a.view())), hash.view()});
+        }
+        if constexpr (half_element<T>) {
+            const array<real> wide = noise<real>(q, n, 3);
+            t.row("cast", both + " to it", n, copy_operation<T, real, D>{a.view(), wide.view()});
+            t.row("cast", fmt::format("{} to {}", name_of(dtype_of<real>), type), n,
+                  copy_operation<real, T, D>{wide.view(), b.view()});
+            t.row("stochastic_copy", fmt::format("{} to {}", name_of(dtype_of<real>), type), n,
+                  stochastic_copy_operation<T, D>{wide.view(), b.view(), random_stream{1, 2, 3}, 0});
+        }
+    }
+    const array<real> x = noise<real>(q, n, 1), m = noise<real>(q, n, 2), v(q, n);
+    const array<T> g = noise<T>(q, n, 4);
+    fill(q, v.view(), real(1e-4));
+    using adam = optimize::adamw_operation<T, D>;
+    const adam adamw{x.view(),  g.view(),    m.view(),    v.view(),   real(0.7), real(0.9999), real(0.9),
+                     real(0.1), real(0.999), real(0.001), real(1e-4), real(1.2), real(1e-8)};
+    t.row("adamw", both, n, adamw);
+    if constexpr (half_element<T>) {
+        const array<T> out(q, n);
+        using rounding = copy_operation<real, T, D>;
+        t.row("adamw, published", both, n,
+              optimize::publishing_operation<adam, rounding>{adamw, {x.view(), out.view()}});
+        using chance = stochastic_copy_operation<T, D>;
+        t.row("adamw, stochastic", both, n,
+              optimize::publishing_operation<adam, chance>{adamw, {x.view(), out.view(), random_stream{1, 2, 3}, 0}});
+    }
+    using sgd = optimize::sgd_operation<T, D, optimize::momentum_kind::classic>;
+    t.row("sgd", both, n, sgd{x.view(), g.view(), m.view(), real(0.7), real(0.01), real(0.9), real(1e-3)});
+}
+
+// Microseconds of the host for one call, the device being idle or busy with what was queued.
+template <class Call> nlohmann::ordered_json host_row(const cuda_queue& q, const std::string& what, Call call) {
+    std::vector<double> times;
+    for (int s = 0; s < 20; ++s) {
+        constexpr int repeats = 500;
+        const auto begin = std::chrono::steady_clock::now();
+        for (int i = 0; i < repeats; ++i) { call(); }
+        times.push_back(std::chrono::duration<double, std::micro>(std::chrono::steady_clock::now() - begin).count() /
+                        repeats);
+        q.record().wait_host(after(default_timeout()));
+    }
+    const auto s = bench::summarize(times);
+    fmt::print("# host: {:<50} {:>8.3f} us, least {:.3f}\n", what, s.p50, s.min);
+    return {{"what", what}, {"us", {{"min", s.min}, {"p50", s.p50}, {"max", s.max}}}};
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+    std::string json, only;
+    std::vector<std::size_t> exponents{20, 24, 28};
+    int samples = 11;
+    CLI::App app("Kernels of one GPU against the copy bandwidth of the same run");
+    app.add_option("-e,--exponents", exponents, "powers of two: numbers of elements")->check(CLI::Range(10, 30));
+    app.add_option("--samples", samples, "timed samples of a row")->check(CLI::Range(1, 1000))->capture_default_str();
+    app.add_option("--only", only, "rows whose operation contains this");
+    app.add_option("-J,--json", json, "write the report here, besides printing it");
+    CLI11_PARSE(app, argc, argv);
+
+    cudaDeviceProp card{};
+    check_cuda(cudaGetDeviceProperties(&card, 0), "cudaGetDeviceProperties");
+    int driver = 0, runtime = 0;
+    check_cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    check_cuda(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
+    nlohmann::ordered_json environment = bench::environment();
+    environment["card"] = card.name;
+    environment["multiprocessors"] = card.multiProcessorCount;
+    environment["cuda_driver"] = driver;
+    environment["cuda_runtime"] = runtime;
+    fmt::print("# {}, {} multiprocessors, driver {}, runtime {}, tutti {}\n", card.name, card.multiProcessorCount,
+               driver, runtime, environment["commit"].get<std::string>());
+
+    table t(samples, only);
+    for (const std::size_t e : exponents) {
+        const std::size_t n = std::size_t{1} << e;
+        rows_of<float>(t, n);
+        rows_of<bfloat16>(t, n);
+        rows_of<float16>(t, n);
+        rows_of<double>(t, n);
+    }
+
+    const cuda_queue q(0);
+    const cuda_queue other = q.sibling();
+    nlohmann::ordered_json host = nlohmann::ordered_json::array();
+    host.push_back(host_row(q, "record, and wait on another queue", [&] { other.wait(q.record()); }));
+    host.push_back(host_row(q, "record", [&] { static_cast<void>(q.record()); }));
+    host.push_back(host_row(q, "allocate and release 1 MiB", [&] { q.release(q.allocate(1 << 20), 1 << 20); }));
+    const array<float> small(q, 1024);
+    host.push_back(host_row(q, "fill 1024 floats", [&] { fill(q, small.view(), 1.0f); }));
+
+    std::string command = argv[0];
+    command.erase(0, command.find_last_of('/') + 1);
+    for (int i = 1; i < argc; ++i) { command += fmt::format(" {}", argv[i]); }
+    const nlohmann::ordered_json report{{"bench", "cuda_kernels"},
+                                        {"command", command},
+                                        {"environment", environment},
+                                        {"copy_gb_per_s", t.copy_bandwidth() * 1e-9},
+                                        {"samples", samples},
+                                        {"rows", t.rows()},
+                                        {"host", host}};
+    if (!json.empty()) {
+        std::ofstream file(json);
+        file << report.dump(1) << '\n';
+        file.close();
+        if (!file) { throw std::runtime_error("--json: cannot write " + json); }
+    }
+} catch (const std::exception& e) {
+    std::cerr << argv[0] << ": " << e.what() << '\n';
+    return 2;
+}
