@@ -32,19 +32,16 @@ TUTTI_HOST_DEVICE constexpr std::uint16_t float16_bits(float x, std::uint32_t wo
     const auto all = __builtin_bit_cast(std::uint32_t, x);
     const std::uint32_t sign = (all >> 16) & 0x8000u;
     const std::uint32_t bits = all & 0x7fffffffu;
-    const std::uint32_t nan = 0x7e00u | ((bits >> 13) & 0x3ffu);
-    const std::uint32_t normal = (bits - 0x38000000u + (word >> 19)) >> 13;
+    if (bits > 0x7f800000u) { return static_cast<std::uint16_t>(sign | 0x7e00u | ((bits >> 13) & 0x3ffu)); }
+    if (bits >= 0x47800000u) { return static_cast<std::uint16_t>(sign | 0x7c00u); }
+    if (bits >= 0x38800000u) { return static_cast<std::uint16_t>(sign | ((bits - 0x38000000u + (word >> 19)) >> 13)); }
     // Subnormal results are numbers of 2^-24, and the smaller x is, the more bits are cut off: 14 below 2^-14. From 57
     // on the probability of going up is below 2^-32, that of a single word.
-    const std::uint32_t exponent = bits >> 23;
-    const std::uint32_t cut = exponent > 112 ? 14u : exponent < 70 ? 57u : 126u - exponent;
+    const std::uint32_t cut = 126u - (bits >> 23);
+    if (cut >= 57) { return static_cast<std::uint16_t>(sign); }
     const std::uint64_t mantissa = (bits & 0x7fffffu) | 0x800000u;
     const std::uint64_t random = (std::uint64_t{word} << 32) >> (64u - cut);
-    const auto subnormal = static_cast<std::uint32_t>(cut < 57 ? (mantissa + random) >> cut : 0);
-    std::uint32_t half = bits < 0x38800000u ? subnormal : normal;
-    half = bits >= 0x47800000u ? 0x7c00u : half;
-    half = bits > 0x7f800000u ? nan : half;
-    return static_cast<std::uint16_t>(sign | half);
+    return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>((mantissa + random) >> cut));
 }
 
 }  // namespace detail
