@@ -34,6 +34,10 @@ template <class C> void abort_together(C& comm, std::string_view text) {
     comm.abort(text);
 }
 
+// Does the backend reduce elements of T? A concept, because nvcc would look into Backend where it is still incomplete.
+template <class T, class Backend>
+concept reducible_by = Backend::reduces(dtype_of<T>);
+
 }  // namespace detail
 
 /// The collectives. All are called by every rank of the communicator in the same order, except exchange.
@@ -60,7 +64,8 @@ public:
 
     /// out[i] = op over ranks of in[i]. Cost: 2(n-1)/n of the data sent by each rank.
     template <class T, class Op>
-    requires reducible<T, Op> &&(Derived::reduces(dtype_of<T>)) void all_reduce(in_view<T> in, out_view<T> out, Op) {
+    requires reducible<T, Op> && detail::reducible_by<T, Derived>
+    void all_reduce(in_view<T> in, out_view<T> out, Op) {
         call c = reducing<T, Op>(collective::all_reduce, in, out);
         demand(c).in_as_large_as_out();
         demand(c).in_place_at(0, 0);
@@ -69,8 +74,8 @@ public:
 
     /// Rank r gets elements [r * count, (r+1) * count) of the reduction. Cost: (n-1)/n of the input sent.
     template <class T, class Op>
-    requires reducible<T, Op> &&
-        (Derived::reduces(dtype_of<T>)) void reduce_scatter(in_view<T> in, out_view<T> out, Op) {
+    requires reducible<T, Op> && detail::reducible_by<T, Derived>
+    void reduce_scatter(in_view<T> in, out_view<T> out, Op) {
         call c = reducing<T, Op>(collective::reduce_scatter, in, out);
         demand(c).in_has_a_part_for_each_rank();
         demand(c).in_place_at(0, me() * out.size());
@@ -79,8 +84,8 @@ public:
 
     /// reduce_scatter with uneven parts: rank r gets counts[r] elements. `counts` is the same on all ranks.
     template <class T, class Op>
-    requires reducible<T, Op> &&
-        (Derived::reduces(dtype_of<T>)) void reduce_scatter_v(in_view<T> in, out_view<T> out, counts n, Op) {
+    requires reducible<T, Op> && detail::reducible_by<T, Derived>
+    void reduce_scatter_v(in_view<T> in, out_view<T> out, counts n, Op) {
         call c = reducing<T, Op>(collective::reduce_scatter_v, in, out);
         c.send_counts = n;
         demand(c).counts(n, "in", in.size(), "out", out.size());
@@ -114,8 +119,8 @@ public:
 
     /// The reduction arrives at the root; elsewhere `out` is not touched and may be empty.
     template <class T, class Op>
-    requires reducible<T, Op> &&
-        (Derived::reduces(dtype_of<T>)) void reduce(in_view<T> in, out_view<T> out, Op, int root) {
+    requires reducible<T, Op> && detail::reducible_by<T, Derived>
+    void reduce(in_view<T> in, out_view<T> out, Op, int root) {
         call c = reducing<T, Op>(collective::reduce, in, out);
         set_root(c, root);
         if (root == self().rank()) {

@@ -59,8 +59,8 @@ __global__ void __launch_bounds__(transform_threads)
 }  // namespace detail
 
 /// Determinism  the host's bits.
-/// Cost         one launch; arithmetic, not memory: about 182 instructions for four normals, 60 of them the generator's
-///              and the rest logarithm, root, sine and cosine. Fastest where stream position and address agree: `first` a multiple of 4 into aligned memory.
+/// Cost         one launch. Bound by arithmetic: about 180 instructions for four normals, a quarter of them the
+///              generator's. Fastest where stream position and address agree: `first` a multiple of 4, aligned memory.
 template <floating_element T> void launch(const cuda_queue& q, const fill_normal_operation<T, device_memory>& op) {
     using operation = fill_normal_operation<T, device_memory>;
     if (op.out.empty()) { return; }
