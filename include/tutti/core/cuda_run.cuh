@@ -6,6 +6,7 @@
 #include <algorithm>    // max, min
 #include <cstddef>      // size_t
 #include <cstdint>      // addresses
+#include <cstring>      // memcpy
 #include <string_view>  // names
 #include <tuple>        // inputs and outputs
 #include <utility>      // index_sequence

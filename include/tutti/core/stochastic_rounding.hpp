@@ -3,11 +3,12 @@
 // Source: Gupta et al., Deep learning with limited numerical precision, ICML 2015, section 3.
 #pragma once
 
-#include <array>     // words
-#include <concepts>  // same_as
-#include <cstddef>   // size_t
-#include <cstdint>   // bits
-#include <tuple>     // inputs and outputs
+#include <array>        // words
+#include <concepts>     // same_as
+#include <cstddef>      // size_t
+#include <cstdint>      // bits
+#include <string_view>  // names
+#include <tuple>        // inputs and outputs
 
 #include <tutti/core/elementwise.hpp>  // expect_pairs
 #include <tutti/core/philox.hpp>       // random_stream

@@ -2,15 +2,15 @@
 // Needs core/elementwise and core/stochastic_rounding; on a CUDA queue core/cuda_run.cuh.
 #pragma once
 
-#include <cstddef>   // size_t
-#include <cstdint>   // positions
-#include <optional>  // noise
-#include <span>      // views
-#include <tuple>     // inputs and outputs
+#include <cstddef>      // size_t
+#include <cstdint>      // positions
+#include <optional>     // noise
+#include <span>         // views
+#include <string_view>  // names
+#include <tuple>        // inputs and outputs
 
 #include <tutti/core/elementwise.hpp>          // copy_operation
 #include <tutti/core/stochastic_rounding.hpp>  // stochastic_copy_operation
-#include <tutti/core/text.hpp>                 // formatted
 
 namespace tutti::optimize {
 
