@@ -37,8 +37,9 @@ template <elementwise_operation Update, elementwise_operation Copy> struct publi
         return copy.words(i);
     }
     // The key, a place or a random word, is the copy's: updates depend on neither.
-    template <class Key, class... X> [[nodiscard]] TUTTI_HOST_DEVICE auto result(Key key, X... x) const noexcept {
-        const auto updated = update.result(0, x...);
+    template <class Key, class... Input>
+    [[nodiscard]] TUTTI_HOST_DEVICE auto result(Key key, Input... input) const noexcept {
+        const auto updated = update.result(0, input...);
         if constexpr (std::tuple_size_v<decltype(update.outputs())> == 1) {
             return std::tuple(updated, copy.result(key, updated));
         } else {
