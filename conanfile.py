@@ -1,7 +1,7 @@
 """Conan 2 recipe: tutti is header-only, so one package serves every setting.
 
-Consumers get tutti's own CMake package (find_package(tutti COMPONENTS mpi blas cuda nccl)), which searches MPI, BLAS, CUDA
-and NCCL only for those who ask; the components below tell the other generators what to include and link.
+Consumers get tutti's own CMake package (find_package(tutti COMPONENTS mpi blas cuda cublas nccl)), which searches MPI,
+BLAS, CUDA and NCCL only for those who ask; the components below tell the other generators what to include and link.
 """
 
 import os
@@ -57,10 +57,10 @@ class TuttiRecipe(ConanFile):
 
     def package_info(self):
         self.cpp_info.set_property("cmake_find_mode", "none")  # tuttiConfig.cmake is in the package
-        for name in ("tutti", "mpi", "blas", "cuda", "nccl"):
+        for name in ("tutti", "mpi", "blas", "cuda", "cublas", "nccl"):
             component = self.cpp_info.components[name]
             component.set_property("cmake_target_name", f"tutti::{name}")
-            component.requires = ["fmt::fmt"] if name == "tutti" else ["tutti"]
+            component.requires = {"tutti": ["fmt::fmt"], "cublas": ["cuda"]}.get(name, ["tutti"])
             component.bindirs = []
             component.libdirs = []
             component.builddirs = ["share/cmake/tutti"]

@@ -18,7 +18,7 @@
 #include <tutti/strategy/data_parallel.hpp>
 
 #include "data.hpp"
-#include "model.hpp"
+#include "host_math.hpp"
 #include "options.hpp"
 #include "support/environment.hpp"
 #include "support/statistics.hpp"
@@ -36,7 +36,7 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
 class step {
     options o_;
     corpus text_;
-    model<element> net_;
+    host_model<element> net_;
     tutti::strategy::local<tutti::optimize::adamw, element> strategy_;
     batch batch_;
     int done_ = 0;
@@ -65,10 +65,11 @@ public:
             const auto first = static_cast<std::uint64_t>(done_) * static_cast<std::uint64_t>(o_.batch) +
                                static_cast<std::uint64_t>(m * o_.micro_batch);
             draw(batch_, text_.training(), o_.seed, first, static_cast<std::size_t>(o_.micro_batch), o_.model.context);
-            (void)net_.forward(strategy_, batch_.in, batch_.targets, o_.model.context);
-            net_.backward(strategy_, batch_.in, batch_.targets, o_.model.context, scale);
+            net_.forward_training(strategy_, batch_.in, batch_.targets, o_.model.context, scale);
+            net_.backward(strategy_);
         }
         (void)strategy_.step({.learning_rate = o_.learning_rate, .clip_norm = o_.clip_norm});
+        (void)net_.take_loss();
         ++done_;
     }
 };

@@ -1,27 +1,18 @@
 // Causal self-attention, forward and backward, in blocks of query rows.
-// Needs matrix.hpp. A block sees only the keys up to its own last row, so most of the masked half is never computed;
+// Needs blas.hpp. A block sees only the keys up to its own last row, so most of the masked half is never computed;
 // no table of length x length is kept, backward recomputes it. Dao et al. 2022, arXiv:2205.14135.
 #pragma once
 
 #include <algorithm>  // fill, min
 #include <cmath>      // sqrt, log
 
-#include "matrix.hpp"
+#include "blas.hpp"
 
 // A row of qkv holds a token's queries, keys and values, of all heads side by side: 3 x width numbers. Forward saves
 // one number for each row of scores, the logarithm of the sum of their exponentials.
 namespace transformer {
 
 inline constexpr int attention_block = 32;
-
-/// Extents of a batch of sequences in one matrix of batch * length rows.
-struct attention_shape {
-    int batch;
-    int length;
-    int heads;
-    int head_width;
-    [[nodiscard]] int width() const { return heads * head_width; }
-};
 
 /// Queries, keys and values of one head of one sequence.
 template <class T> struct head_of {

@@ -1,12 +1,12 @@
 // The layers of a transformer except attention, each forward and backward, over matrices of tokens x features.
-// Needs matrix.hpp, and parameters.hpp for tokens. Backward functions *add* to parameter gradients (micro-batches
+// Needs blas.hpp, and parameters.hpp for tokens. Backward functions *add* to parameter gradients (micro-batches
 // accumulate) and overwrite the gradients of activations unless they say "adds". Radford et al. 2019 (GPT-2).
 #pragma once
 
 #include <algorithm>  // copy
 #include <cmath>      // sqrt, log
 
-#include "matrix.hpp"
+#include "blas.hpp"
 #include "parameters.hpp"
 
 // "omp simd" lets the compiler reorder the sum that a loop names, and nothing else (-fopenmp-simd, no OpenMP runtime).

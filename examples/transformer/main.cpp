@@ -23,6 +23,9 @@
 #include "pipelines.hpp"
 #include "report.hpp"
 #include "weights.hpp"
+#if TRANSFORMER_WITH_CUDA
+#include "cuda/run.hpp"
+#endif
 
 namespace {
 
@@ -47,6 +50,10 @@ void print_results(const options& o, const corpus& text, const result& r) {
                "and step\n",
                o.steps, r.total_seconds, tokens_of(o) / r.total_seconds, 100 * r.exposed_seconds / r.total_seconds,
                r.wire_bytes_per_step);
+    if (o.device == "cuda") {
+        fmt::print("{}: {:.1f} model TFLOP/s, {}\n", r.device, model_flops(o, r) / 1e12,
+                   utilization_text(model_flops(o, r), r.peak_flops * o.ranks));
+    }
     fmt::print("loss {0:.3f} -> {1:.3f} nats per {4}; validation {2:.4f} nats per {4}, {3:.3f} bits per {4}\n",
                r.training.front().second, r.training.back().second, r.validation_loss(), bits, unit);
     std::string sample;
@@ -65,8 +72,13 @@ void print_results(const options& o, const corpus& text, const result& r) {
 }
 
 template <class Comm> void run_rank(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
-    const result r = o.precision == "double" ? pipelines_known::run<double>(world, o, text, origin)
-                                             : pipelines_known::run<float>(world, o, text, origin);
+    const result r = [&] {
+#if TRANSFORMER_WITH_CUDA
+        if (o.device == "cuda") { return gpu::run(world, o, text, origin); }
+#endif
+        return o.precision == "double" ? pipelines_known::run<double>(world, o, text, origin)
+                                       : pipelines_known::run<float>(world, o, text, origin);
+    }();
     if (world.rank() != 0) { return; }
     write_results(o, r);
     if (!o.quiet) { print_results(o, text, r); }
@@ -85,6 +97,13 @@ std::vector<std::string> own_sources() {
 /// All that can be refused before something is written, the cheap questions first.
 corpus prepare(options& o, int processes) {
     complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
+    if (o.device == "cuda") {
+#if TRANSFORMER_WITH_CUDA
+        gpu::expect_devices(o);
+#else
+        throw bad_input("--device: this build is without CUDA: no nvcc or no cuBLAS was found when it was configured");
+#endif
+    }
     if (!o.load.empty()) { weights_file(o.load, o.model).require_tied_head(o.model); }
     corpus text = o.token_file.empty() ? corpus(read_text(o.data.empty() ? own_sources() : o.data), o.model.context)
                                        : corpus(o.token_file, o.validation_token_file, o.model);
@@ -135,9 +154,9 @@ int run_mpi(int argc, char** argv, options& o) {
 
 /// Parses the command line. Returns the exit code when there is nothing to run.
 std::optional<int> parse(int argc, char** argv, options& o) {
-    CLI::App app(
-        "Trains a decoder-only transformer on text or GPT-2 tokens, over ranks that are threads or MPI processes.",
-        "transformer");
+    CLI::App app("Trains a decoder-only transformer on text or GPT-2 tokens, over ranks that are threads, MPI "
+                 "processes or GPUs.",
+                 "transformer");
     declare(app, o, pipelines_known::help());
     try {
         app.parse(argc, argv);

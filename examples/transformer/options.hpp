@@ -24,7 +24,9 @@ struct options {
     std::vector<std::string> data;      // files and folders
     std::string token_file;             // empty: `data` is the text
     std::string validation_token_file;  // empty: the last tenth of the other
-    int ranks = 0;                      // 0: as many as the backend has, or the default
+    std::string device = "cpu";
+    int gpus = 0;   // 0: one, where the device is cuda
+    int ranks = 0;  // 0: as many as the backend has, or the default
     std::string backend = "threads";
     std::string pipeline = "ddp";
     int steps = 2000;
@@ -34,7 +36,8 @@ struct options {
     configuration model;
     double learning_rate = 1e-3;
     std::uint64_t seed = 1;
-    std::string precision = "float";
+    std::string precision;  // empty: float, on cuda bf16
+    int recompute = -1;     // -1: what suits the device
     int eval_every = 500;
     std::string report = "run/report.json";
     std::string trace;  // empty: beside the report
@@ -93,6 +96,11 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    "GPT-2 tokens to validate on; default: the last tenth of --tokens")
         ->check(named)
         ->type_name("FILE");
+    app.add_option("--device", o.device, "cpu or cuda")->capture_default_str();
+    app.add_option(
+           "--gpus", o.gpus,
+           "GPUs to train on, a rank each; default with --device cuda: 1, or one for each of mpirun's processes")
+        ->check(within(1, 1024));
     app.add_option("--ranks", o.ranks, "number of ranks; default 4 threads, all of mpirun's processes, 1 for 'local'")
         ->check(within(1, 1024));
     app.add_option("--backend", o.backend, "threads, or mpi under mpirun")->capture_default_str();
@@ -102,7 +110,8 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
         ->check(within(1, 1'000'000))
         ->capture_default_str();
     app.add_option("--micro-batch", o.micro_batch,
-                   "sequences a rank computes at a time, accumulating gradients; default: up to 256 tokens")
+                   "sequences a rank computes at a time, accumulating gradients; default: up to 256 tokens, with "
+                   "--device cuda all")
         ->check(within(1, 1'000'000));
     app.add_option("--model", o.model_name,
                    "sizes of a published model with its 1024 positions; --context is as much unless given less:\n" +
@@ -120,7 +129,11 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
-    app.add_option("--precision", o.precision, "float or double")->capture_default_str();
+    app.add_option("--precision", o.precision, "float or double; with --device cuda bf16 or float; default the first");
+    app.add_option("--recompute", o.recompute,
+                   "what backward computes again instead of keeping it: 0 nothing, 1 GELU, 2 also layer normalization; "
+                   "default 1, with --device cuda 0")
+        ->check(within(0, 2));
     app.add_option("--eval-every", o.eval_every, "steps between validations")
         ->check(within(1, 100'000'000))
         ->capture_default_str();
@@ -187,8 +200,21 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     require(o.validation_token_file.empty() || !o.token_file.empty(), "--validation-tokens: needs --tokens");
     require(std::isfinite(o.learning_rate) && o.learning_rate > 0 && o.learning_rate <= 1e3,
             fmt::format("--lr: {} is not a positive number up to 1000", o.learning_rate));
-    require(o.precision == "float" || o.precision == "double",
-            fmt::format("--precision: '{}' is not one of float, double", o.precision));
+    require(o.device == "cpu" || o.device == "cuda", fmt::format("--device: '{}' is not one of cpu, cuda", o.device));
+    const bool on_gpu = o.device == "cuda";
+    require(on_gpu || o.gpus == 0, "--gpus: needs --device cuda");
+    if (on_gpu) {
+        if (o.gpus == 0) { o.gpus = processes > 0 ? processes : 1; }
+        require(o.ranks == 0 || o.ranks == o.gpus,
+                fmt::format("--ranks: {} ranks on {} GPUs; there is one rank a GPU", o.ranks, o.gpus));
+        o.ranks = o.gpus;
+        require(o.model.width <= 8192, fmt::format("--width: {} is more than the GPU's 8192", o.model.width));
+    }
+    if (o.precision.empty()) { o.precision = on_gpu ? "bf16" : "float"; }
+    require(on_gpu || o.precision != "bf16", "--precision: bf16 needs --device cuda");
+    require(o.precision == "float" || o.precision == (on_gpu ? "bf16" : "double"),
+            fmt::format("--precision: '{}' is not one of {}", o.precision, on_gpu ? "bf16, float" : "float, double"));
+    if (o.recompute < 0) { o.recompute = on_gpu ? 0 : 1; }
     if (o.ranks == 0) { o.ranks = processes > 0 ? processes : pipeline_is_single_rank ? 1 : 4; }
     require(!pipeline_is_single_rank || o.ranks == 1,
             fmt::format("--ranks: pipeline '{}' is for 1 rank, not {}", o.pipeline, o.ranks));
@@ -197,7 +223,7 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     require(o.batch % o.ranks == 0,
             fmt::format("--batch: {} sequences cannot be divided among {} ranks", o.batch, o.ranks));
     const int part = o.batch / o.ranks;
-    if (o.micro_batch == 0) { o.micro_batch = cached_micro_batch(part, o.model.context); }
+    if (o.micro_batch == 0) { o.micro_batch = on_gpu ? part : cached_micro_batch(part, o.model.context); }
     require(
         part % o.micro_batch == 0,
         fmt::format("--micro-batch: a rank's {} sequences cannot be divided into parts of {}", part, o.micro_batch));

@@ -3,7 +3,6 @@
 // Initialization: Radford et al. 2019, as in nanoGPT; every element is a function of (seed, tensor, element) alone.
 #pragma once
 
-#include <algorithm>    // fill
 #include <array>        // published sizes
 #include <cmath>        // sqrt
 #include <cstddef>      // size_t
@@ -13,8 +12,9 @@
 #include <string_view>  // names
 #include <vector>       // shapes
 
-#include <tutti/core/philox.hpp>  // normals
-#include <tutti/core/view.hpp>    // values
+#include <tutti/core/elementwise.hpp>  // fill
+#include <tutti/core/philox.hpp>       // normals
+#include <tutti/core/view.hpp>         // values
 
 namespace transformer {
 
@@ -109,13 +109,14 @@ struct declaration {
     return list;
 }
 
-/// Initial values of tensor number `tensor`.
-template <class T>
-void initialize(tutti::view<T> value, const declaration& d, std::uint64_t seed, std::uint32_t tensor) {
+/// Initial values of tensor number `tensor`, the same wherever they are computed.
+template <class T, tutti::queue Q>
+void initialize(const Q& q, tutti::view<T, typename Q::memory_type> value, const declaration& d, std::uint64_t seed,
+                std::uint32_t tensor) {
     if (d.deviation > 0) {
-        tutti::fill_normal(tutti::host_queue{}, value, random_for(seed, purpose::weights, tensor), d.deviation);
+        tutti::fill_normal(q, value, random_for(seed, purpose::weights, tensor), d.deviation);
     } else {
-        std::fill(value.begin(), value.end(), static_cast<T>(d.constant));
+        tutti::fill(q, value, static_cast<T>(d.constant));
     }
 }
 

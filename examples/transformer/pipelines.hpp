@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>  // help text
 
+#include "host_device.hpp"
 #include "pipelines/ddp.hpp"
 #include "pipelines/local.hpp"
 #include "train.hpp"
@@ -31,12 +32,19 @@ template <class... Each> struct pipeline_list {
     [[nodiscard]] static bool is_single_rank(std::string_view name) {
         return ((name == Each::name && Each::single_rank) || ...);
     }
-    /// Trains with the pipeline of that name; `name` is one that `has` knows.
+    /// Trains on `device` with the pipeline that o names; it is one that `has` knows.
+    template <class Device, class Comm>
+    [[nodiscard]] static result run_on(Device& device, Comm& world, const options& o, const corpus& text,
+                                       tutti::deadline origin) {
+        result r;
+        (void)((o.pipeline == Each::name && (r = train<Each>(world, device, o, text, origin), true)) || ...);
+        return r;
+    }
+    /// The same on the CPU, in elements of T.
     template <class T, class Comm>
     [[nodiscard]] static result run(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
-        result r;
-        (void)((o.pipeline == Each::name && (r = train<Each, T>(world, o, text, origin), true)) || ...);
-        return r;
+        host_device<T> cpu;
+        return run_on(cpu, world, o, text, origin);
     }
 };
 

@@ -11,6 +11,8 @@
 #include <fmt/format.h>  // numbers
 #include <unistd.h>      // isatty
 
+#include "device.hpp"
+
 namespace transformer {
 
 class progress {
@@ -23,6 +25,7 @@ class progress {
     double loss_ = 0;         // exponential mean: one batch says little
     double training_ = 0;     // seconds in steps
     double recent_rate_ = 0;  // tokens/s, exponential mean
+    double flops_per_token_ = 0, peak_flops_ = 0;
     clock::time_point shown_{};
 
 public:
@@ -31,6 +34,12 @@ public:
     progress(const progress&) = delete;
     progress& operator=(const progress&) = delete;
     ~progress() { close_line(); }
+
+    /// Shows the share of the devices' peak as well. `peak_flops` is 0 where it is not known.
+    void compare_with(double flops_per_token, double peak_flops) {
+        flops_per_token_ = flops_per_token;
+        peak_flops_ = peak_flops;
+    }
 
     /// After step `done` of `steps`, which took `seconds`. `exposed` gives the seconds that communication was waited
     /// for so far; it is asked only when a line is printed.
@@ -66,9 +75,12 @@ private:
         std::string bar;
         for (int i = 0; i < width; ++i) { bar += i < filled ? "█" : "·"; }
         const auto left = static_cast<int>(training_ / done * (steps_ - done) + 0.5);
-        fmt::print(stderr, "{}step {:>{}}/{} {} loss {:.3f}  {:>7.0f} tokens/s  exposed {:4.1f} %  {}:{:02} left{}",
+        const std::string utilization =
+            flops_per_token_ > 0 ? "  " + utilization_text(flops_per_token_ * recent_rate_, peak_flops_) : "";
+        fmt::print(stderr, "{}step {:>{}}/{} {} loss {:.3f}  {:>7.0f} tokens/s{}  exposed {:4.1f} %  {}:{:02} left{}",
                    terminal_ ? "\r\x1b[K" : "", done, std::to_string(steps_).size(), steps_, bar, loss_, recent_rate_,
-                   training_ > 0 ? 100 * exposed / training_ : 0.0, left / 60, left % 60, terminal_ ? "" : "\n");
+                   utilization, training_ > 0 ? 100 * exposed / training_ : 0.0, left / 60, left % 60,
+                   terminal_ ? "" : "\n");
         line_open_ = terminal_;
         std::fflush(stderr);
     }

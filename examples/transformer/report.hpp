@@ -12,6 +12,7 @@
 #include <fmt/format.h>       // hash
 #include <nlohmann/json.hpp>  // report
 
+#include "device.hpp"
 #include "options.hpp"
 #include "plot.hpp"
 #include "whole_file.hpp"
@@ -20,6 +21,8 @@ namespace transformer {
 
 /// The same on every rank, except for the trace, which is complete on rank 0.
 struct result {
+    std::string device = "cpu";
+    double peak_flops = 0;  // of one device, 0: not known
     std::size_t parameters = 0;
     std::uint64_t parameter_hash = 0;
     std::uint64_t wire_bytes_per_step = 0;  // maximum over ranks, evaluation excluded
@@ -39,19 +42,29 @@ struct result {
     return static_cast<double>(o.steps) * static_cast<double>(o.batch) * static_cast<double>(o.model.context);
 }
 
+/// Per second, all devices together.
+[[nodiscard]] inline double model_flops(const options& o, const result& r) {
+    return flops_per_token(o.model, r.parameters) * tokens_of(o) / r.total_seconds;
+}
+
 [[nodiscard]] inline nlohmann::ordered_json report_of(const options& o, const result& r) {
     nlohmann::ordered_json points = nlohmann::ordered_json::array();
     for (const auto& [step, loss] : r.training) { points.push_back({step, loss}); }
     const auto trained = static_cast<std::uint64_t>(tokens_of(o));
+    nlohmann::ordered_json utilization;  // null where there is no peak to compare with
+    if (r.peak_flops > 0) { utilization = model_flops(o, r) / (r.peak_flops * o.ranks); }
     return {
         {"pipeline", o.pipeline},
         {"backend", o.backend},
-        {"device", "cpu"},
+        {"device", r.device},
+        {"precision", o.precision},
         {"ranks", o.ranks},
         {"parameters", r.parameters},
         {"steps", o.steps},
         {"tokens", trained},
         {"tokens_per_second", tokens_of(o) / r.total_seconds},
+        {"model_flops_per_second", model_flops(o, r)},
+        {"model_flop_utilization", std::move(utilization)},
         {"wire_bytes_per_rank_per_step", r.wire_bytes_per_step},
         {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
         {"loss",

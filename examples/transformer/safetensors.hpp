@@ -211,7 +211,8 @@ template <class List, class Values> void write_safetensors(const std::string& pa
     for (const auto& t : list) {
         const std::uint64_t first = end;
         end += sizeof(float) * std::accumulate(t.shape.begin(), t.shape.end(), std::uint64_t{1}, std::multiplies<>());
-        header[t.name] = {{"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", {first, end}}};
+        header[t.name] = {
+            {"dtype", "F32"}, {"shape", t.shape}, {"data_offsets", nlohmann::ordered_json::array({first, end})}};
     }
     std::string text = header.dump();
     text.resize((text.size() + 7) / 8 * 8, ' ');  // so that elements are aligned for who maps the file

@@ -11,11 +11,11 @@
 #include <vector>     // losses
 
 #include <tutti/comm/counted.hpp>            // bytes on the wire
-#include <tutti/core/state.hpp>              // hash_bytes
 #include <tutti/optimize/learning_rate.hpp>  // schedule
 #include <tutti/schedule/timeline.hpp>       // trace, exposed communication
 
 #include "data.hpp"
+#include "device.hpp"
 #include "model.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -26,9 +26,9 @@
 namespace transformer {
 
 /// The trainer's own copy of the parameters, where a model looks for them after its strategy has finished.
-template <class T> struct published {
-    tutti::strategy::parameters<T>& parameters;
-    [[nodiscard]] tutti::view<const T> before_use(std::size_t i) const { return parameters[i].value; }
+template <class T, tutti::memory M> struct published {
+    tutti::strategy::parameters<T, M>& parameters;
+    [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) const { return parameters[i].value; }
     void after_use(std::size_t) const {}
 };
 
@@ -36,8 +36,8 @@ template <class T> struct published {
 ///
 /// Semantics    collective over `world`. Every rank calls forward equally often, since before_use may communicate.
 /// Determinism  of weights, text, rank count and micro-batch size.
-template <class T, class S, class Comm>
-[[nodiscard]] double evaluate(model<T>& net, S& weights, tokens text, Comm& world) {
+template <class Math, class S, class Comm>
+[[nodiscard]] double evaluate(model<Math>& net, S& weights, tokens text, Comm& world) {
     const auto length = static_cast<std::size_t>(net.config().context);
     const std::size_t scored = text.size() - 1;  // every token but the first
     const std::size_t windows = scored / length;
@@ -66,8 +66,8 @@ template <class T, class S, class Comm>
 
 /// `count` tokens that the model writes after `first`, at temperature 0.8.
 /// Determinism  of weights and seed.
-template <class T, class S>
-[[nodiscard]] std::vector<std::uint16_t> generate(model<T>& net, S& weights, std::uint16_t first, std::uint64_t seed,
+template <class Math, class S>
+[[nodiscard]] std::vector<std::uint16_t> generate(model<Math>& net, S& weights, std::uint16_t first, std::uint64_t seed,
                                                   int count) {
     const auto window = static_cast<std::size_t>(net.config().context);
     const tutti::random_stream random = random_for(seed, purpose::sample);
@@ -120,24 +120,32 @@ template <class Comm> [[nodiscard]] std::vector<std::string> gather_texts(Comm& 
 /// Trains, evaluates, and returns the result on every rank.
 ///
 /// Semantics    collective over `world`, which itself carries only control, evaluation and statistics: training runs on
-///              a counted duplicate. `origin` is the traces' time zero.
+///              a counted communicator that the device makes. `origin` is the traces' time zero. On a device that works
+///              asynchronously, spans of the trace are the host's: forward and backward show how long it took to queue
+///              them, the step ends when the norm of the gradient has arrived.
 /// Determinism  --ranks and --micro-batch change losses only through rounding.
 /// Errors       runtime_error when a gradient is not finite; mismatch_error when ranks end with different parameters.
-template <class Pipeline, class T, class Comm>
-[[nodiscard]] result train(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+template <class Pipeline, class Device, class Comm>
+[[nodiscard]] result train(Comm& world, Device& device, const options& o, const corpus& text, tutti::deadline origin) {
+    using Math = typename Device::math;
+    using T = typename Math::element;
     using clock = std::chrono::steady_clock;
     using tutti::schedule::scoped_span;
 
     tutti::schedule::timeline trace(origin);
     const auto track = trace.track_of(world.rank(), "main");
-    tutti::comm::counted<Comm> training(world.duplicate("training"));
+    tutti::comm::counted training(device.communicator(world));
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
-    model<T> net(o.model, o.micro_batch, o.seed);
+    model<Math> net(o.model, o.micro_batch, o.seed, device.make_math(), static_cast<recompute>(o.recompute));
     if (!o.load.empty()) {
         weights_file start(o.load, o.model);
-        for (std::size_t i = 0; i < net.parameters().size(); ++i) { start.read(i, net.parameters()[i].value); }
-        world.agree(tutti::hash_bytes(tutti::as_bytes(net.values())), "weights loaded");
+        for (std::size_t i = 0; i < net.parameters().size(); ++i) {
+            std::vector<T> values(net.parameters()[i].value.size());
+            start.read(i, tutti::view<T>(values));
+            net.set_value(i, values);
+        }
+        world.agree(net.hash(), "weights loaded");
     }
     auto strategy = Pipeline::template make<T>(std::move(training), o, &trace);
     strategy.attach(net.parameters());
@@ -148,24 +156,29 @@ template <class Pipeline, class T, class Comm>
                                                               .end = static_cast<std::uint64_t>(o.steps)});
     const int part = o.batch / o.ranks;
     const int micro_batches = part / o.micro_batch;
-    const T scale = static_cast<T>(1.0 / (static_cast<double>(part) * o.model.context));
+    const auto scale = static_cast<typename Math::real>(1.0 / (static_cast<double>(part) * o.model.context));
     const auto first_of = [&](int step, int m) {  // global index of the first sample of a micro-batch
         return static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(o.batch) +
                static_cast<std::uint64_t>(world.rank() * part + m * o.micro_batch);
     };
 
     result r;
+    r.device = device.name();
     r.parameters = net.parameter_count();
+    r.peak_flops = device.peak_flops();
     std::vector<double> losses(static_cast<std::size_t>(o.steps));  // this rank's, then the mean over ranks
     std::vector<double> step_seconds;
     std::vector<clock::time_point> begins;
     batch b;
-    progress shown(o.steps, static_cast<double>(o.batch) * o.model.context, o.quiet || world.rank() != 0);
+    const double tokens_per_step = static_cast<double>(o.batch) * o.model.context;
+    progress shown(o.steps, tokens_per_step, o.quiet || world.rank() != 0);
+    if (Device::is_accelerator) {
+        shown.compare_with(flops_per_token(o.model, net.parameter_count()), r.peak_flops * o.ranks);
+    }
     const std::uint64_t sent_before = wire->total().bytes;
     std::uint64_t sent_by_evaluation = 0;
 
     for (int step = 0; step < o.steps; ++step) {
-        double loss = 0;
         begins.push_back(clock::now());
         for (int m = 0; m < micro_batches; ++m) {
             strategy.begin({m, micro_batches});
@@ -173,19 +186,19 @@ template <class Pipeline, class T, class Comm>
                  o.model.context);
             {
                 const scoped_span forward(&trace, track, "forward");
-                loss += net.forward(strategy, b.in, b.targets, o.model.context);
+                net.forward_training(strategy, b.in, b.targets, o.model.context, scale);
             }
             const scoped_span backward(&trace, track, "backward");
-            net.backward(strategy, b.in, b.targets, o.model.context, scale);
+            net.backward(strategy);
         }
         const auto stepped =
             strategy.step({.learning_rate = rate(static_cast<std::uint64_t>(step)), .clip_norm = o.clip_norm});
+        const double loss = net.take_loss() / (static_cast<double>(part) * o.model.context);
         step_seconds.push_back(std::chrono::duration<double>(clock::now() - begins.back()).count());
         if (stepped.skipped) {  // on all ranks at once
             throw std::runtime_error(
                 fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
         }
-        loss /= static_cast<double>(part) * o.model.context;
         losses[static_cast<std::size_t>(step)] = loss;
         shown.step(step + 1, loss, step_seconds.back(), [&] { return trace.exposed(world.rank()); });
 
@@ -206,11 +219,11 @@ template <class Pipeline, class T, class Comm>
     for (const auto& step : trace.steps(world.rank())) { exposed += step.exposed; }
 
     strategy.finish();
-    r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(net.values()));
+    r.parameter_hash = net.hash();
     world.agree(r.parameter_hash, "parameters after training");
-    published<T> weights{net.parameters()};
+    published<T, typename model<Math>::memory_type> weights{net.parameters()};
     if (world.rank() == 0 && !o.save.empty()) {
-        write_safetensors(o.save, net.parameters(), [&](std::size_t i) { return weights.before_use(i); });
+        write_safetensors(o.save, net.parameters(), [&](std::size_t i) { return net.on_host(weights.before_use(i)); });
     }
     r.validation.emplace_back(o.steps, evaluate(net, weights, text.validation(), world));
     if (world.rank() == 0 && !o.quiet) {

@@ -34,7 +34,7 @@ endfunction()
 
 consume(no_component)
 set(components "")
-foreach(component IN ITEMS mpi blas cuda nccl)
+foreach(component IN ITEMS mpi blas cuda cublas nccl)
   string(TOUPPER ${component} upper)
   if(HAVE_${upper})
     string(APPEND components " ${component}")
@@ -56,6 +56,10 @@ if(HAVE_CUDA)
   step(${WORK}/components/program_cuda)
   expect_output("a copy of 3 elements")
 endif()
+if(HAVE_CUBLAS)
+  step(${WORK}/components/program_cublas)
+  expect_output("a handle of cuBLAS")
+endif()
 if(HAVE_NCCL)
   step(${WORK}/components/program_nccl)
   expect_output("NCCL answers: 0")
@@ -68,6 +72,8 @@ step_fails("tutti::mpi needs MPI, which was not found" ${refused} -DCOMPONENTS=m
 step_fails("tutti::blas needs CBLAS, which was not found" ${refused} -DCOMPONENTS=blas
   -DCMAKE_DISABLE_FIND_PACKAGE_CBLAS=ON)
 step_fails("tutti::cuda needs CUDAToolkit, which was not found" ${refused} -DCOMPONENTS=cuda
+  -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)
+step_fails("tutti::cublas needs CUDAToolkit, which was not found" ${refused} -DCOMPONENTS=cublas
   -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)
 step_fails("tutti::nccl needs NCCL, which was not found" ${refused} -DCOMPONENTS=nccl
   -DCMAKE_DISABLE_FIND_PACKAGE_NCCL=ON)

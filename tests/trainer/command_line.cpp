@@ -43,6 +43,16 @@ TEST_CASE("what cannot be done is refused: exit code 2, one line, nothing writte
         {"--backend nonsense", "threads"},
         {"--backend ''", "--backend"},
         {"--precision half", "double"},
+        {"--precision bf16", "--device cuda"},
+        {"--precision double --device cuda", "bf16"},
+        {"--device nonsense", "cpu"},
+        {"--device ''", "--device"},
+        {"--gpus 1", "--device cuda"},
+        {"--recompute 3", "--recompute"},
+        {"--recompute -1", "--recompute"},
+        {"--data text --device cuda --ranks 2", "--ranks"},
+        {"--data text --device cuda --width 8200 --heads 1", "--width"},
+        {"--data text --device cuda --gpus 1000 --batch 1000", "--"},  // no build, no machine has that many
         {"--lr nan", "--lr"},
         {"--lr inf", "--lr"},
         {"--lr 0", "--lr"},
@@ -130,19 +140,12 @@ TEST_CASE("--help lists options and pipelines") {
     const scratch_folder folder;
     const outcome o = run_program(folder, "--help");
     CHECK(o.code == 0);
-    for (const char* const word : {"--tokens",      "--validation-tokens",
-                                   "--model",       "gpt2-1558m",
-                                   "--load",        "--save",
-                                   "--data",        "--ranks",
-                                   "--backend",     "--pipeline",
-                                   "--steps",       "--batch",
-                                   "--micro-batch", "--context",
-                                   "--layers",      "--heads",
-                                   "--width",       "--lr",
-                                   "--seed",        "--precision",
-                                   "--eval-every",  "--report",
-                                   "--trace",       "--quiet",
-                                   "local",         "ddp"}) {
+    for (const char* const word : {"--device",      "--gpus",     "--recompute", "--tokens",     "--validation-tokens",
+                                   "--model",       "gpt2-1558m", "--load",      "--save",       "--data",
+                                   "--ranks",       "--backend",  "--pipeline",  "--steps",      "--batch",
+                                   "--micro-batch", "--context",  "--layers",    "--heads",      "--width",
+                                   "--lr",          "--seed",     "--precision", "--eval-every", "--report",
+                                   "--trace",       "--quiet",    "local",       "ddp"}) {
         CHECK_MESSAGE(o.out.find(word) != std::string::npos, word);
     }
     CHECK(files_in(folder) == 0);

@@ -8,7 +8,7 @@
 
 #include "central_difference.hpp"
 #include "memory_strategy.hpp"
-#include "model.hpp"
+#include "host_math.hpp"
 
 namespace {
 
@@ -188,7 +188,7 @@ std::vector<std::uint16_t> some_tokens(std::size_t count, std::uint32_t stream, 
 }
 
 /// Weights far from their initial values, so that no path through the model is nearly closed.
-template <class T> void disturb(model<T>& m) {
+template <class T> void disturb(host_model<T>& m) {
     for (std::size_t i = 0; i < m.parameters().size(); ++i) {
         const auto value = m.parameters()[i].value;
         const auto noise = normals(value.size(), static_cast<std::uint32_t>(i), 0.25f);
@@ -198,7 +198,7 @@ template <class T> void disturb(model<T>& m) {
 
 TEST_CASE("model: every tensor's gradient, two layers, sequences shorter than the context, two micro-batches") {
     const configuration c{.vocabulary = 31, .context = 40, .layers = 2, .heads = 3, .width = 12};
-    model<double> m(c, 2, 1);
+    host_model<double> m(c, 2, 1);
     disturb(m);
     memory_strategy<double> s;
     s.attach(m.parameters());
@@ -215,8 +215,9 @@ TEST_CASE("model: every tensor's gradient, two layers, sequences shorter than th
     };
     for (int k = 0; k < 2; ++k) {
         s.begin({k, 2});
-        (void)m.forward(s, part(in, k), part(targets, k), length);
-        m.backward(s, part(in, k), part(targets, k), length, scale);
+        m.forward_training(s, part(in, k), part(targets, k), length, scale);
+        m.backward(s);
+        CHECK(m.take_loss() == doctest::Approx(m.forward(s, part(in, k), part(targets, k), length)).epsilon(1e-14));
         CHECK(s.all_ready_once());
         CHECK(s.none_in_use());
     }
@@ -236,16 +237,16 @@ TEST_CASE("model: every tensor's gradient, two layers, sequences shorter than th
 TEST_CASE("model: float agrees with double, loss and every gradient") {
     const configuration c{.vocabulary = 256, .context = 70, .layers = 2, .heads = 2, .width = 32};
     const auto in = some_tokens(140, 1, 256), targets = some_tokens(140, 2, 256);
-    const auto run = [&]<class T>(model<T>& m, memory_strategy<T>& s) {
+    const auto run = [&]<class T>(host_model<T>& m, memory_strategy<T>& s) {
         disturb(m);
         s.attach(m.parameters());
         s.begin({0, 1});
-        const double loss = m.forward(s, in, targets, 70) / 140;
-        m.backward(s, in, targets, 70, T{1} / T{140});
-        return loss;
+        m.forward_training(s, in, targets, 70, T{1} / T{140});
+        m.backward(s);
+        return m.take_loss() / 140;
     };
-    model<double> md(c, 2, 1);
-    model<float> mf(c, 2, 1);
+    host_model<double> md(c, 2, 1);
+    host_model<float> mf(c, 2, 1);
     memory_strategy<double> sd;
     memory_strategy<float> sf;
     const double loss = run(md, sd);
@@ -258,7 +259,7 @@ TEST_CASE("model: float agrees with double, loss and every gradient") {
 }
 
 TEST_CASE("model: predict gives the distribution that forward scores") {
-    model<double> m({.vocabulary = 256, .context = 8, .layers = 1, .heads = 2, .width = 16}, 1, 1);
+    host_model<double> m({.vocabulary = 256, .context = 8, .layers = 1, .heads = 2, .width = 16}, 1, 1);
     disturb(m);
     memory_strategy<double> s;
     s.attach(m.parameters());

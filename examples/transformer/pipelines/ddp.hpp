@@ -21,8 +21,11 @@ struct ddp {
 
     template <class T, class Comm>
     [[nodiscard]] static strategy<T, Comm> make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
-        // Half a megabyte: a model of a few megabytes still overlaps all but its last bucket with backward.
-        return strategy<T, Comm>(std::move(comm), o.optimizer(), {.bucket_bytes = 512 * 1024, .trace = trace});
+        // Half a megabyte: a model of a few megabytes still overlaps all but its last bucket with backward. A device
+        // trains larger ones, and a collective there has to be larger to reach its bandwidth.
+        constexpr std::size_t bucket =
+            tutti::queue_of<Comm>::executes_inline ? std::size_t{512} << 10 : std::size_t{32} << 20;
+        return strategy<T, Comm>(std::move(comm), o.optimizer(), {.bucket_bytes = bucket, .trace = trace});
     }
 };
 

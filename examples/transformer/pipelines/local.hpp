@@ -17,11 +17,12 @@ struct local {
     static constexpr std::string_view summary = "one rank, no communication";
     static constexpr bool single_rank = true;
 
-    template <class T, class Comm> using strategy = tutti::strategy::local<tutti::optimize::adamw, T>;
+    template <class Comm> using queue = tutti::queue_of<Comm>;
+    template <class T, class Comm> using strategy = tutti::strategy::local<tutti::optimize::adamw, T, queue<Comm>>;
 
     template <class T, class Comm>
-    [[nodiscard]] static strategy<T, Comm> make(Comm, const options& o, tutti::schedule::timeline* trace) {
-        return strategy<T, Comm>(tutti::comm::self<tutti::host_queue>(), o.optimizer(), {.trace = trace});
+    [[nodiscard]] static strategy<T, Comm> make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
+        return strategy<T, Comm>(tutti::comm::self<queue<Comm>>(comm.queue()), o.optimizer(), {.trace = trace});
     }
 };
 

@@ -7,7 +7,7 @@
 #include <stdexcept>    // runtime_error
 #include <string>       // texts
 #include <string_view>  // texts passed in
-#include <utility>      // move
+#include <utility>      // move, in_range
 #include <vector>       // ranks an error names
 
 #include <tutti/core/element.hpp>  // dtype
@@ -94,11 +94,10 @@ public:
 
 /// The one narrowing conversion of counts and offsets. Throws usage_error when the value does not fit.
 template <class To, class From> [[nodiscard]] constexpr To narrow(From value, std::string_view what) {
-    const To narrowed = static_cast<To>(value);
-    if (static_cast<From>(narrowed) != value || ((narrowed < To{}) != (value < From{}))) {
+    if (!std::in_range<To>(value)) {
         throw usage_error(formatted("{}: {} does not fit into {} bytes", what, value, sizeof(To)));
     }
-    return narrowed;
+    return static_cast<To>(value);
 }
 
 }  // namespace tutti

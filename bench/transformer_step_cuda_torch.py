@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""The step of bench/transformer_step_cuda.cu in PyTorch: same model, same batch, one GPU. Prints JSON.
+
+Needs PyTorch with CUDA (pip install torch). torch.compile, bfloat16 autocast over float weights, SDPA, fused AdamW,
+clip_grad_norm_, TF32 allowed: the fastest of the ways PyTorch offers without changing the model.
+"""
+import argparse
+import json
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Block(nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.project = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.expand = nn.Linear(width, 4 * width)
+        self.contract = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        shape = (batch, length, self.heads, width // self.heads)
+        q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(width, dim=2))
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.project(attended.transpose(1, 2).reshape(batch, length, width))
+        return x + self.contract(functional.gelu(self.expand(self.norm2(x)), approximate="tanh"))
+
+
+class Transformer(nn.Module):
+    def __init__(self, vocabulary, context, layers, heads, width, padded):
+        super().__init__()
+        # Rows that no token has make the products as fast as they can be; they are not counted as parameters.
+        self.vocabulary = vocabulary
+        self.tokens = nn.Embedding(padded, width)
+        self.positions = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        for p in self.parameters():
+            if p.dim() == 2:
+                nn.init.normal_(p, std=0.02)
+
+    def forward(self, x, targets):
+        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
+        for block in self.blocks:
+            h = block(h)
+        logits = functional.linear(self.norm(h), self.tokens.weight)
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def peak_of(card):
+    for name, flops in (("H100 PCIe", 756e12), ("H100 NVL", 835e12), ("H200 NVL", 836e12), ("H100", 989e12),
+                        ("H200", 989e12), ("A100", 312e12)):
+        if name in card:
+            return flops
+    return None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--vocabulary", type=int, default=50257)
+    parser.add_argument("--context", type=int, default=1024)
+    parser.add_argument("--layers", type=int, default=12)
+    parser.add_argument("--heads", type=int, default=12)
+    parser.add_argument("--width", type=int, default=768)
+    parser.add_argument("--eager", action="store_true", help="without torch.compile")
+    o = parser.parse_args()
+
+    torch.manual_seed(1)
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda")
+    padded = (o.vocabulary + 127) // 128 * 128
+    model = Transformer(o.vocabulary, o.context, o.layers, o.heads, o.width, padded).to(device)
+    decayed = [p for p in model.parameters() if p.dim() == 2]
+    others = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
+                                  lr=6e-4, betas=(0.9, 0.95), fused=True)
+    run = model if o.eager else torch.compile(model)
+    text = torch.randint(0, o.vocabulary, (1 << 22,), device=device)
+    offsets = torch.arange(o.context + 1, device=device)
+
+    step_times = []
+    loss_value = 0.0
+    first_loss = None
+    before = time.perf_counter()
+    for i in range(-10, o.steps):
+        at = torch.randint(len(text) - o.context - 1, (o.batch, 1), device=device)
+        sample = text[at + offsets]
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = run(sample[:, :-1].contiguous(), sample[:, 1:].contiguous())
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss_value = loss.item()  # a trainer wants to know it, and the next step may not start unbounded
+        now = time.perf_counter()
+        if first_loss is None:
+            first_loss = loss_value
+        if i >= 0:
+            step_times.append(now - before)
+        before = now
+    torch.cuda.synchronize()
+
+    parameters = sum(p.numel() for p in model.parameters()) - (padded - o.vocabulary) * o.width
+    per_token = 6 * parameters + 6 * o.layers * o.context * o.width
+    tokens = o.batch * o.context
+    step = statistics.median(step_times)
+    card = torch.cuda.get_device_name(device)
+    peak = peak_of(card)
+    json.dump({
+        "bench": "transformer_step_cuda_torch",
+        "command": " ".join(["transformer_step_cuda_torch.py"] + sys.argv[1:]),
+        "device": card,
+        "configuration": {"vocabulary": o.vocabulary, "layers": o.layers, "heads": o.heads, "width": o.width,
+                          "context": o.context, "batch": o.batch, "compile": not o.eager,
+                          "precision": "bf16 autocast"},
+        "parameters": parameters,
+        "steps": o.steps,
+        "step_milliseconds": {"median": 1e3 * step, "min": 1e3 * min(step_times)},
+        "tokens_per_second": tokens / step,
+        "model_flops_per_second": per_token * tokens / step,
+        "model_flop_utilization": None if peak is None else per_token * tokens / step / peak,
+        "peak_bytes": torch.cuda.max_memory_allocated(device),
+        "loss": {"first": first_loss, "last": loss_value},
+        "environment": {"torch": torch.__version__, "cuda": torch.version.cuda,
+                        "cudnn": torch.backends.cudnn.version()},
+    }, sys.stdout, indent=2)
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+// A training run on GPUs, as main.cpp sees it. run.cu has the definitions, for nvcc alone.
+// Needs options.hpp, report.hpp and the communicators; no CUDA.
+#pragma once
+
+#include <tutti/comm/threads.hpp>  // ranks as threads
+#if TRANSFORMER_WITH_MPI
+#include <tutti/comm/mpi.hpp>  // ranks as processes
+#endif
+#include <tutti/core/deadline.hpp>  // time zero of traces
+
+#include "../data.hpp"
+#include "../options.hpp"
+#include "../report.hpp"
+
+namespace transformer::gpu {
+
+/// Errors  bad_input unless this process has the CUDA devices that `o` asks for, and what several of them need.
+void expect_devices(const options& o);
+
+/// Trains on the GPU of this rank with the pipeline, precision and recomputation that `o` names.
+///
+/// Semantics  collective over `world`, which carries control, losses and statistics; gradients go over a communicator
+///            of devices.
+[[nodiscard]] result run(tutti::comm::threads& world, const options& o, const corpus& text, tutti::deadline origin);
+#if TRANSFORMER_WITH_MPI
+[[nodiscard]] result run(tutti::comm::mpi& world, const options& o, const corpus& text, tutti::deadline origin);
+#endif
+
+}  // namespace transformer::gpu
