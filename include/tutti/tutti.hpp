@@ -20,6 +20,7 @@
 #include <tutti/core/reduce_op.hpp>
 #include <tutti/core/run.hpp>
 #include <tutti/core/state.hpp>
+#include <tutti/core/stochastic_rounding.hpp>
 #include <tutti/core/text.hpp>
 #include <tutti/core/view.hpp>
 #include <tutti/core/virtual_queue.hpp>
@@ -50,6 +51,7 @@
 #include <tutti/optimize/clip.hpp>
 #include <tutti/optimize/learning_rate.hpp>
 #include <tutti/optimize/optimizer.hpp>
+#include <tutti/optimize/publication.hpp>
 #include <tutti/optimize/sgd.hpp>
 
 // strategy: what keeps replicas in step
