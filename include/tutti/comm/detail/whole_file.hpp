@@ -12,7 +12,7 @@
 #include <vector>        // contents
 
 #include <fcntl.h>     // open
-#include <stdlib.h>    // mkstemp
+#include <stdlib.h>    // mkostemp
 #include <sys/stat.h>  // mkdir
 #include <unistd.h>    // read, write, rename
 
@@ -46,7 +46,7 @@ inline void make_directory(const std::string& path) {
 /// Replaces the file by one with these bytes.
 inline void publish_file(const std::string& path, std::span<const std::byte> bytes) {
     std::string beside = path + ".XXXXXX";
-    const int descriptor = ::mkstemp(beside.data());
+    const int descriptor = ::mkostemp(beside.data(), O_CLOEXEC);
     if (descriptor < 0) { refuse_file("create", beside, errno); }
     int code = 0;
     for (std::size_t done = 0; done < bytes.size() && code == 0;) {
