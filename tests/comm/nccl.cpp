@@ -199,10 +199,10 @@ TEST_CASE("an exception on one rank ends the others in the middle of a collectiv
                                               const nccl own = std::move(c);  // unwinding meets a communicator
                                               nccl& mine = const_cast<nccl&>(own);
                                               const device_buffer b(mine.queue(), 1 << 20);
-                                              mine.all_reduce(b.view(), b.view(), sum{});
-                                              mine.synchronize();
-                                              if (mine.rank() == 1) { throw std::domain_error("no such token"); }
-                                              try {
+                                              try {  // all of it: a rank may hear of it in its first wait
+                                                  mine.all_reduce(b.view(), b.view(), sum{});
+                                                  mine.synchronize();
+                                                  if (mine.rank() == 1) { throw std::domain_error("no such token"); }
                                                   mine.all_reduce(b.view(), b.view(), sum{});
                                                   mine.synchronize();
                                               } catch (const aborted_error& e) {
@@ -272,6 +272,10 @@ TEST_CASE("collectives are captured once and replayed") {
                 refused = std::string(e.what()).find("a graph that is being captured") != std::string::npos;
             }
             expect(refused, "agree waits for the host, in a capture");
+            try {
+                c.synchronize();
+                expect(false, "synchronize waits for the host, in a capture");
+            } catch (const usage_error&) {}
             cudaGraph_t graph = nullptr;
             cudaGraphExec_t ready = nullptr;
             tutti::detail::check_cuda(cudaStreamEndCapture(q.stream(), &graph), "end");

@@ -44,8 +44,8 @@ int main(int argc, char** argv) {
         const std::string fact = "rank " + std::to_string(victim) + " did not arrive";
         const bool named = text.find(fact) != std::string::npos && text.find("does not answer") != std::string::npos;
         const bool in_time = waited < 3 * tutti::seconds(timeout);
-        std::printf("rank %d %s after %.1f s: %s\n", comm.rank(), named && in_time ? "was told" : "WAS NOT TOLD", waited,
-                    text.c_str());
+        std::printf("rank %d %s after %.1f s: %s\n", comm.rank(), named && in_time ? "was told" : "WAS NOT TOLD",
+                    waited, text.c_str());
         std::fflush(stdout);
         std::this_thread::sleep_for(500ms);  // the others print too before mpirun ends them
         std::_Exit(named && in_time ? 0 : 1);

@@ -36,7 +36,7 @@ namespace tutti::comm {
 /// Order        a family's communicators (a lane's and the main one) may be in flight together. Calls must come in the
 ///              same order on every rank; then so do their kernels: each communicator's starts behind the one enqueued
 ///              before it. With NCCL_LAUNCH_ORDER_IMPLICIT=1 in the environment (NCCL 2.26) that is left to NCCL,
-///              which lets them overlap.
+///              which lets them overlap. Replays of graphs are ordered by their stream alone.
 /// Determinism  NCCL orders its sums: by algorithm, which depends on size, ranks and links. All ranks get the same bits
 ///              with rings and trees.
 /// Threads      as the concept says. A watchdog thread belongs to each root communicator.
@@ -74,8 +74,9 @@ public:
                                   std::move(q), std::move(o))
                    .run()) {}
 
-    /// The caller's communicator, on a queue of its device; collective over its ranks. It stays the caller's, unless the
-    /// family fails: then it has been aborted, and native_handle() is null. Who is missing is not known without a store.
+    /// The caller's communicator, a blocking one, on a queue of its device; collective over its ranks. It stays the
+    /// caller's, unless the family fails: then it has been aborted, and native_handle() is null. Who is missing is not
+    /// known without a store.
     explicit nccl(ncclComm_t existing, cuda_queue q = {}, nccl_options o = {})
         : nccl(detail::nccl_start::adopt(existing, std::move(q), std::move(o))) {}
 
@@ -130,8 +131,8 @@ public:
     void synchronize() {
         const error_context context = context_named("synchronize", 0);
         family_->raise_if_poisoned(context);
-        channel_->queue.record().wait_host(after(family_->timeout));
-        family_->raise_if_poisoned(context);
+        refuse_capture(context);
+        await_queue();
     }
     void abort(std::string_view why) noexcept { family_->poison(why); }
 
@@ -152,22 +153,37 @@ private:
     // work(handle) inside NCCL; an error ends the family.
     template <class Work> void attempt(const error_context& context, Work work) {
         family_->raise_if_poisoned(context);
+        bool gone = false;
         try {
             const detail::nccl_channel::use inside(*channel_);
             const ncclComm_t handle = channel_->comm.load();
-            if (handle == nullptr) { family_->raise(context); }
-            work(handle);
+            gone = handle == nullptr;
+            if (!gone) { work(handle); }
         } catch (const usage_error&) { throw; } catch (const std::exception& e) {
             family_->raise_if_poisoned(context);  // NCCL was cut short: the cause says more than its words
             family_->poison(e.what());
             throw;
         }
+        if (gone) { family_->raise(context); }
+    }
+    void refuse_capture(const error_context& context) const {
+        if (channel_->queue.capture() == 0) { return; }
+        throw usage_error(formatted("{}: waits for the host, which a graph that is being captured cannot{}",
+                                    context.operation, where(context)),
+                          context);
+    }
+    // Past the deadline, or after a fault of the device, the family has failed: the others are told.
+    void await_queue() {
+        try {
+            channel_->queue.record().wait_host(after(family_->timeout));
+        } catch (const aborted_error&) { throw; } catch (const error& e) {
+            family_->poison(e.what());
+            throw;
+        }
     }
     void enqueue(const call& c, const error_context& context) {
-        const bool exchanging = c.kind == collective::exchange;
-        channel_->last.store(c.kind, std::memory_order_relaxed);
-        (exchanging ? channel_->exchanges : channel_->collectives).store(c.sequence, std::memory_order_relaxed);
         attempt(context, [&](ncclComm_t handle) {
+            channel_->begin(c.kind, c.sequence);
             family_->in_order(*channel_, [&] {
                 detail::nccl_collective(handle, channel_->queue, c, context, rank(), size(), channel_->cell.data())
                     .run();
@@ -185,19 +201,14 @@ private:
         c.out_count = channel_->members.size();
         const error_context context = context_named(operation, c.sequence = next_collective());
         family_->raise_if_poisoned(context);
-        if (q.capture() != 0) {
-            throw usage_error(formatted("{}: waits for the host, which a graph that is being captured cannot{}",
-                                        operation, where(context)),
-                              context);
-        }
-        channel_->doing.store(operation);
+        refuse_capture(context);
+        const detail::nccl_channel::control doing(*channel_, operation);
         control_record* const host = channel_->page_locked.data();
         host[0] = mine;
         q.copy(channel_->records.data(), host, sizeof(control_record), cudaMemcpyHostToDevice);
         enqueue(c, context);
         q.copy(host + 1, c.out, c.out_bytes(), cudaMemcpyDeviceToHost);
-        q.record().wait_host(after(family_->timeout));
-        channel_->doing.store(nullptr);
+        await_queue();
         return {host + 1, host + 1 + size()};
     }
     [[nodiscard]] std::optional<nccl> child(std::span<const int> colors, std::string_view name, const char* operation);
@@ -229,36 +240,47 @@ private:
     }
 };
 
-// Collective. All ranks agree on name and table before NCCL's own call, which then has everybody.
+// Collective. All ranks have what they need, and agree on name and table, before NCCL's own call, which then has
+// everybody.
 inline std::optional<nccl> nccl::child(std::span<const int> colors, std::string_view name, const char* operation) {
-    const std::uint64_t text = hash_bytes(as_bytes(view(name.data(), name.size())));
-    agree(hash_bytes(as_bytes(view(colors.data(), colors.size())), text),
-          formatted("{}: name or table of '{}'", operation, name));
+    const error_context context = context_named(operation, next_collective());
+    family_->raise_if_poisoned(context);
+    refuse_capture(context);
     const int color = colors[static_cast<std::size_t>(rank())];
     // Equal on all ranks without asking: children are numbered in the order all ranks make them.
     const std::uint64_t birth[] = {channel_->id, ++channel_->children, static_cast<std::uint64_t>(color)};
-    std::vector<int> members;
-    int place = 0;
-    for (std::size_t r = 0; r < colors.size(); ++r) {
-        if (colors[r] != color) { continue; }
-        if (static_cast<int>(r) == rank()) { place = static_cast<int>(members.size()); }
-        members.push_back(channel_->members[r]);
+    std::shared_ptr<detail::nccl_channel> made;
+    if (color >= 0) {
+        std::vector<int> members;
+        int place = 0;
+        for (std::size_t r = 0; r < colors.size(); ++r) {
+            if (colors[r] != color) { continue; }
+            if (static_cast<int>(r) == rank()) { place = static_cast<int>(members.size()); }
+            members.push_back(channel_->members[r]);
+        }
+        try {
+            const tutti::detail::on_device scope(channel_->queue.device());
+            made = std::make_shared<detail::nccl_channel>(channel_->queue.sibling(),
+                                                          channel_->name + "/" + std::string(name), place,
+                                                          std::move(members), hash_bytes(as_bytes(view(birth))));
+        } catch (const std::exception& e) {
+            family_->poison(e.what());
+            throw;
+        }
     }
-    const error_context context = context_named(operation, next_collective());
-    ncclComm_t made = nullptr;
-    channel_->doing.store(operation);
+    const std::uint64_t text = hash_bytes(as_bytes(view(name.data(), name.size())));
+    agree(hash_bytes(as_bytes(view(colors.data(), colors.size())), text),
+          formatted("{}: name or table of '{}'", operation, name));
+    const detail::nccl_channel::control doing(*channel_, operation);
     attempt(context, [&](ncclComm_t handle) {
         const tutti::detail::on_device scope(channel_->queue.device());
-        detail::check_nccl(ncclCommSplit(handle, color < 0 ? NCCL_SPLIT_NOCOLOR : color, rank(), &made, nullptr),
+        ncclComm_t divided = nullptr;
+        detail::check_nccl(ncclCommSplit(handle, color < 0 ? NCCL_SPLIT_NOCOLOR : color, rank(), &divided, nullptr),
                            "ncclCommSplit", context);
+        if (made != nullptr) { made->comm.store(divided); }
     });
-    channel_->doing.store(nullptr);
-    if (color < 0) { return std::nullopt; }
-    auto channel =
-        std::make_shared<detail::nccl_channel>(channel_->queue.sibling(), channel_->name + "/" + std::string(name),
-                                               place, std::move(members), hash_bytes(as_bytes(view(birth))));
-    channel->comm.store(made);
-    return nccl(family_, std::move(channel));
+    if (made == nullptr) { return std::nullopt; }
+    return nccl(family_, std::move(made));
 }
 
 template <class F> void nccl::launch(int n, F f, const nccl_options& o) {

@@ -37,10 +37,11 @@ public:
         if (!store.find(key)) { store.set(key, std::as_bytes(positions)); }
     }
 
-    nccl_absence(store_link& store, std::string_view family, int own_rank, const nccl_channel& stuck,
-                 duration timeout) {
+    /// `stuck`: what had been begun on a communicator of `ranks` when the event was put that has not been reached.
+    nccl_absence(store_link& store, std::string_view family, int own_rank, const std::vector<int>& ranks,
+                 const nccl_progress& stuck, duration timeout) {
         store.fail(question(family), own_rank, "asks where everybody is");
-        const std::size_t members = stuck.members.size();
+        const std::size_t members = ranks.size();
         std::vector<std::optional<nccl_position>> answers(members);
         const deadline limit =
             after(std::clamp<duration>(timeout / 2, std::chrono::milliseconds(200), std::chrono::seconds(2)));
@@ -52,7 +53,7 @@ public:
             }
             all = true;
             for (std::size_t r = 0; r < members; ++r) {
-                if (!answers[r]) { answers[r] = ask(store, family, stuck.members[r], stuck.id); }
+                if (!answers[r]) { answers[r] = ask(store, family, ranks[r], stuck.at.id); }
                 all = all && answers[r].has_value();
             }
             if (!all) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
@@ -78,19 +79,17 @@ private:
         const auto found = std::find_if(all.begin(), all.end(), [&](const nccl_position& p) { return p.id == id; });
         return found == all.end() ? nccl_position{id, 0, 0} : *found;
     }
-    void judge(const nccl_channel& stuck, const std::vector<std::optional<nccl_position>>& answers, duration timeout) {
-        const nccl_position mine = stuck.position();
-        const bool exchanging = stuck.last.load() == collective::exchange;
+    void judge(const nccl_progress& stuck, const std::vector<std::optional<nccl_position>>& answers, duration timeout) {
         std::string details;
         for (std::size_t r = 0; r < answers.size(); ++r) {
             const auto& a = answers[r];
             // Messages concern only those whom they name, so counts of exchanges say nothing about the others.
-            if (a && (exchanging || a->collectives >= mine.collectives)) { continue; }
+            if (a && (stuck.exchanging || a->collectives >= stuck.at.collectives)) { continue; }
             missing_.push_back(static_cast<int>(r));
             details += formatted("{}rank {} ", details.empty() ? "" : ", ", r);
             details += a ? formatted("is at call {}", a->collectives) : "does not answer";
         }
-        const error_context context = stuck.context();
+        const error_context& context = stuck.context;
         text_ = missing_.empty() ? formatted("{}: all ranks are there, but it did not complete within {:.3g} s{}",
                                              context.operation, seconds(timeout), where(context))
                                  : formatted("{}: rank {} did not arrive within {:.3g} s ({}){}", context.operation,

@@ -31,8 +31,16 @@ struct nccl_position {
     std::uint64_t exchanges = 0;    ///< the same of grouped messages
 };
 
+/// What the thread that uses a communicator had begun last, at some time.
+struct nccl_progress {
+    nccl_position at;
+    bool exchanging = false;
+    error_context context;
+};
+
 class nccl_channel {
 public:
+    /// The device must be current, for page-locked memory.
     nccl_channel(cuda_queue q, std::string n, int own_rank, std::vector<int> ranks, std::uint64_t identity)
         : queue(std::move(q))
         , name(std::move(n))
@@ -42,7 +50,6 @@ public:
         , cell(queue, 1)
         , records(queue, members.size() + 1)
         , page_locked({}, members.size() + 1) {
-        const tutti::detail::on_device scope(queue.device());
         tutti::detail::check_cuda(cudaMemsetAsync(cell.data(), 0, 1, queue.stream()), "cudaMemsetAsync");
     }
 
@@ -85,8 +92,8 @@ public:
 
     [[nodiscard]] nccl_position position() const noexcept { return {id, collectives, exchanges}; }
     [[nodiscard]] std::string_view operation() const noexcept {
-        const char* const control = doing.load();
-        return control != nullptr ? std::string_view(control) : name_of(last.load());
+        const char* const waiting = doing.load();
+        return waiting != nullptr ? std::string_view(waiting) : name_of(last.load());
     }
     [[nodiscard]] error_context context() const {
         const bool exchanging = last.load() == collective::exchange;
@@ -100,6 +107,30 @@ public:
                 {}};
     }
 
+    [[nodiscard]] nccl_progress progress() const {
+        return {position(), last.load() == collective::exchange, context()};
+    }
+    /// Within `use`: the watchdog must not see a call that it cannot yet put an event behind.
+    void begin(collective kind, std::uint64_t sequence) noexcept {
+        last.store(kind, std::memory_order_relaxed);
+        (kind == collective::exchange ? exchanges : collectives).store(sequence, std::memory_order_relaxed);
+    }
+    /// The handle, for its end. Nobody is inside NCCL with it any more.
+    [[nodiscard]] ncclComm_t take() {
+        const std::lock_guard lock(in_use);
+        return comm.exchange(nullptr);
+    }
+
+    /// The control operation in progress, for as long as this lives.
+    class control {
+        nccl_channel& channel_;
+
+    public:
+        control(nccl_channel& c, const char* operation) : channel_(c) { c.doing.store(operation); }
+        control(const control&) = delete;
+        control& operator=(const control&) = delete;
+        ~control() { channel_.doing.store(nullptr); }
+    };
     /// The thread is inside NCCL for as long as this lives.
     class use {
         nccl_channel& channel_;

@@ -3,12 +3,10 @@
 // NCCL has no deadline and tells nobody that a rank is gone: a thread looks after all of it, every 20 ms.
 #pragma once
 
-#include <algorithm>           // erase
 #include <atomic>              // flags
 #include <chrono>              // periods
 #include <condition_variable>  // watchdog's sleep
 #include <cstdlib>             // getenv
-#include <cstring>             // memcpy
 #include <memory>              // channels
 #include <mutex>               // cause, channels
 #include <optional>            // markers
@@ -24,6 +22,8 @@
 #include <tutti/comm/detail/nccl_absence.hpp>  // who is missing
 #include <tutti/comm/detail/nccl_calls.hpp>    // checked calls
 #include <tutti/comm/detail/nccl_channel.hpp>  // channels
+#include <tutti/comm/detail/nccl_end.hpp>      // aborts
+#include <tutti/comm/detail/nccl_order.hpp>    // order of launches
 #include <tutti/comm/detail/store_link.hpp>    // where ranks meet
 #include <tutti/core/cuda_queue.hpp>           // events
 #include <tutti/core/deadline.hpp>             // deadline
@@ -40,16 +40,16 @@ namespace tutti::comm::detail {
 ///            missing before it poisons.
 /// Cost       a thread that wakes 50 times a second; events that it puts behind new work then; on the calling thread a
 ///            lock and a look at the clock per call.
-class nccl_family final : public tutti::detail::cuda_watcher, public std::enable_shared_from_this<nccl_family> {
+class nccl_family final : public tutti::detail::cuda_watcher {
     static constexpr duration period = std::chrono::milliseconds(20);
-    static constexpr duration aborting = std::chrono::seconds(10);  // longest wait for NCCL to let go
+    static constexpr duration patience = std::chrono::seconds(5);  // for the watchdog to find out who is missing
 
     // A channel and the event that the watchdog last put behind its work.
     struct watched {
         std::shared_ptr<nccl_channel> channel;
         std::optional<cuda_queue::event_type> marker;
         deadline marked_at{};
-        std::uint64_t marked = 0;  // calls before the marker
+        nccl_progress marked;  // before the marker
     };
 
     const std::unique_ptr<store_link> store_;  // may be null: with a caller's communicator
@@ -59,21 +59,19 @@ class nccl_family final : public tutti::detail::cuda_watcher, public std::enable
     std::mutex mutex_;  // all below
     std::condition_variable changed_;
     std::string cause_;
-    std::optional<std::vector<int>> missing_;  // found by this rank's watchdog, not thrown yet
+    std::optional<timeout_error> overdue_;  // found by this rank's watchdog, not thrown yet
     std::vector<watched> channels_;
     std::optional<deadline> cause_due_;  // a communicator was left by an exception, whose text is to come
     std::string left_;
-    bool aborted_ = false;
+    std::size_t additions_ = 0;
+    bool aborted_ = false;  // all of channels_
+    bool looking_ = false;  // at a copy of channels_
     bool ending_ = false;
     std::atomic<std::size_t> count_{0};  // of channels
 
-    // NCCL kernels of two communicators that start in different orders on different devices can deadlock.
     const bool nccl_orders_launches_ = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT") != nullptr &&
                                        std::string_view(std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT")) == "1";
-    std::mutex order_;
-    std::optional<cuda_queue::event_type> last_launch_;
-    cudaStream_t last_stream_ = nullptr;
-    std::uint64_t last_capture_ = 0;
+    nccl_order order_;
 
     std::thread watchdog_;
 
@@ -103,7 +101,7 @@ public:
         watchdog_.join();
         if (!channels_.empty()) {  // left by an exception, and nobody said more
             poison(left_);
-            abort_all(channels_);
+            abort_all(all_of(channels_), device_);
         }
         if (store_ == nullptr) { return; }
         try {
@@ -112,9 +110,14 @@ public:
     }
 
     void add(std::shared_ptr<nccl_channel> c) {
-        const std::lock_guard lock(mutex_);
-        channels_.push_back({std::move(c), {}, {}, 0});
-        count_ = channels_.size();
+        {
+            const std::lock_guard lock(mutex_);
+            channels_.push_back({std::move(c), {}, {}, {}});
+            count_ = channels_.size();
+            ++additions_;
+            aborted_ = false;  // a family that has failed meanwhile aborts it too
+        }
+        changed_.notify_all();
     }
 
     /// The first cause stays. Never blocks for longer than the store does.
@@ -125,9 +128,9 @@ public:
     [[noreturn]] void raise(const error_context& context) {
         await_abort();
         std::unique_lock lock(mutex_);
-        if (missing_) {
-            const std::vector<int> missing = *std::exchange(missing_, std::nullopt);
-            throw timeout_error(cause_, missing, context);
+        if (overdue_) {
+            const timeout_error found = *std::exchange(overdue_, std::nullopt);
+            throw found;
         }
         throw aborted_error(formatted("{}: aborted: {}{}", context.operation, cause_, where(context)), context);
     }
@@ -152,16 +155,7 @@ public:
     /// one enqueued before it, so that the order of calls, which is the same on all ranks, is that on all devices.
     template <class Enqueue> void in_order(nccl_channel& c, Enqueue enqueue) {
         if (nccl_orders_launches_ || count_.load(std::memory_order_relaxed) < 2) { return enqueue(); }
-        const std::lock_guard lock(order_);
-        const std::uint64_t capture = c.queue.capture();
-        // An event of a capture means nothing outside of it, nor the other way round.
-        if (last_launch_ && last_stream_ != c.queue.stream() && last_capture_ == capture) {
-            c.queue.wait(*last_launch_);
-        }
-        enqueue();
-        last_launch_ = c.queue.record();
-        last_stream_ = c.queue.stream();
-        last_capture_ = capture;
+        order_.run(c.queue, std::move(enqueue));
     }
 
     /// An exception passes the channel's communicator. The family fails with its cause, if somebody names it within a
@@ -177,26 +171,35 @@ public:
     void close(const std::shared_ptr<nccl_channel>& c, bool by_exception) noexcept {
         try {
             if (by_exception) { poison(formatted("'{}' was left by an exception", c->name)); }
-            if (!poisoned()) { c->queue.record().wait_host(after(timeout)); }
+            await_work(*c);
         } catch (const std::exception& e) { poison(e.what()); }
         if (poisoned()) {
             await_abort();
-        } else if (const ncclComm_t handle = c->comm.exchange(nullptr); handle != nullptr && c->owned) {
-            destroy(handle);
+        } else if (const ncclComm_t handle = c->take(); handle != nullptr && c->owned) {
+            destroy(handle, device_);
         }
-        const std::lock_guard lock(mutex_);
+        std::unique_lock lock(mutex_);
         std::erase_if(channels_, [&](const watched& w) { return w.channel == c; });
         count_ = channels_.size();
+        // The stream may be the caller's, who may destroy it next. And the watchdog must not be the one who frees
+        // memory, for which CUDA may wait for the device.
+        changed_.wait_for(lock, 2 * longest_end, [&] { return !looking_; });
     }
 
 private:
-    void poison(std::string_view why, std::optional<std::vector<int>> missing, bool tell) noexcept {
+    [[nodiscard]] static std::vector<std::shared_ptr<nccl_channel>> all_of(const std::vector<watched>& channels) {
+        std::vector<std::shared_ptr<nccl_channel>> all;
+        for (const watched& w : channels) { all.push_back(w.channel); }
+        return all;
+    }
+
+    void poison(std::string_view why, std::optional<timeout_error> found, bool tell) noexcept {
         try {
             {
                 const std::lock_guard lock(mutex_);
                 if (poisoned()) { return; }
-                cause_ = tell && !missing ? formatted("rank {}: {}", rank, why) : std::string(why);
-                missing_ = std::move(missing);
+                cause_ = tell && !found ? formatted("rank {}: {}", rank, why) : std::string(why);
+                overdue_ = std::move(found);
                 poisoned_.store(true, std::memory_order_release);
             }
             changed_.notify_all();
@@ -206,51 +209,19 @@ private:
 
     void await_abort() noexcept {
         std::unique_lock lock(mutex_);
-        changed_.wait_for(lock, 2 * aborting, [&] { return aborted_; });
+        changed_.wait_for(lock, 2 * longest_end, [&] { return aborted_; });
     }
-
-    // A helper thread: a peer that is gone may keep NCCL from ever returning.
-    template <class Work> static void run_bounded(std::vector<Work> work) noexcept {
-        try {
-            const auto open = std::make_shared<std::atomic<std::size_t>>(work.size());
-            std::vector<std::thread> helpers;
-            for (auto& w : work) {
-                helpers.emplace_back([open, w] {
-                    w();
-                    --*open;
-                });
+    // Throws nothing that the watchdog has found: that is for a caller, and this is for destructors.
+    void await_work(const nccl_channel& c) {
+        if (poisoned()) { return; }
+        const auto end = c.queue.record();
+        const deadline limit = after(timeout);
+        while (!poisoned() && !end.ready()) {
+            if (clock_type::now() - patience > limit) {
+                return poison(formatted("'{}': its work did not end within {:.3g} s", c.name, seconds(timeout)));
             }
-            const deadline limit = after(aborting);
-            while (*open != 0 && clock_type::now() < limit) {
-                std::this_thread::sleep_for(std::chrono::microseconds(200));
-            }
-            for (auto& h : helpers) { *open == 0 ? h.join() : h.detach(); }
-        } catch (const std::exception&) {}  // no threads to be had: the handles are left behind
-    }
-    void destroy(ncclComm_t handle) const noexcept {
-        const auto work = [handle, device = device_] {
-            cudaSetDevice(device);
-            ncclCommDestroy(handle);
-        };
-        run_bounded(std::vector{work});
-    }
-    void abort_all(const std::vector<watched>& channels) noexcept {
-        const auto abort_of = [device = device_](std::shared_ptr<nccl_channel> c) {
-            return [c = std::move(c), device] {
-                // A thread that is inside NCCL comes out, or hangs there and is got out by the abort.
-                const deadline limit = after(std::chrono::milliseconds(200));
-                std::unique_lock lock(c->in_use, std::defer_lock);
-                while (!lock.try_lock() && clock_type::now() < limit) {
-                    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                }
-                const ncclComm_t handle = c->comm.exchange(nullptr);
-                cudaSetDevice(device);
-                if (handle != nullptr) { ncclCommAbort(handle); }
-            };
-        };
-        std::vector<decltype(abort_of(nullptr))> work;
-        for (const watched& w : channels) { work.push_back(abort_of(w.channel)); }
-        run_bounded(std::move(work));
+            std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
     }
 
     void watch() noexcept {
@@ -263,6 +234,8 @@ private:
             if (ending_) { return; }
             if (aborted_) { continue; }
             std::vector<watched> now = channels_;
+            const std::size_t known = additions_;
+            looking_ = true;
             const bool left = cause_due_ && clock_type::now() >= *cause_due_;
             lock.unlock();
             if (left) { poison(left_); }
@@ -271,19 +244,21 @@ private:
                     look_around(now);
                 } catch (const std::exception& e) { poison(e.what()); }
             }
-            if (poisoned()) { abort_all(now); }
-            lock.lock();
-            aborted_ = poisoned();
-            if (aborted_) {
-                for (watched& w : channels_) { w.marker.reset(); }
-                changed_.notify_all();
-                continue;
+            const bool failed = poisoned();  // who poisons from here on is heard at the next look
+            if (failed) {
+                for (watched& w : now) { w.marker.reset(); }
+                abort_all(all_of(now), device_);
             }
+            lock.lock();
             for (watched& w : channels_) {  // the list may have changed
                 for (watched& seen : now) {
-                    if (seen.channel == w.channel) { w = seen; }
+                    if (seen.channel == w.channel) { w = std::move(seen); }
                 }
             }
+            now.clear();
+            aborted_ = failed && additions_ == known;
+            looking_ = false;
+            changed_.notify_all();
         }
     }
 
@@ -296,12 +271,13 @@ private:
             nccl_channel& c = *w.channel;
             const deadline now = clock_type::now();
             const auto since = c.inside_since.load(std::memory_order_relaxed);
-            bool overdue = since != 0 && now - deadline(duration(since)) > timeout;
+            const bool inside = since != 0 && now - deadline(duration(since)) > timeout;
+            bool late = false;
             if (std::unique_lock in_use(c.in_use, std::try_to_lock); in_use.owns_lock()) {
                 expect_healthy(c);
-                overdue = mark(w, now) || overdue;
+                late = mark(w, now);
             }
-            if (overdue) { return explain(c, channels); }
+            if (inside || late) { return explain(c, late ? w.marked : c.progress(), channels); }
         }
     }
     void expect_healthy(const nccl_channel& c) const {
@@ -319,11 +295,15 @@ private:
             w.marker.reset();
         }
         const nccl_position p = c.position();
-        if (p.collectives + p.exchanges != w.marked && c.queue.capture() == 0) {
-            w.marked = p.collectives + p.exchanges;
-            w.marked_at = now;
-            w.marker = c.queue.record();
+        const nccl_position& before = w.marked.at;
+        if ((p.collectives == before.collectives && p.exchanges == before.exchanges) || c.queue.capture() != 0) {
+            return false;
         }
+        auto marker = c.queue.record();
+        if (c.queue.capture() != 0) { return false; }  // one that began meanwhile has the event: it must not be queried
+        w.marked = c.progress();
+        w.marked_at = now;
+        w.marker = std::move(marker);
         return false;
     }
 
@@ -332,16 +312,17 @@ private:
         for (const watched& w : channels) { positions.push_back(w.channel->position()); }
         nccl_absence::answer(*store_, key_, rank, positions);
     }
-    void explain(const nccl_channel& stuck, const std::vector<watched>& channels) {
+    void explain(const nccl_channel& c, const nccl_progress& stuck, const std::vector<watched>& channels) {
         if (store_ == nullptr) {
-            return poison(formatted("{}: did not complete within {:.3g} s; who is missing is known only with a store{}",
-                                    stuck.operation(), seconds(timeout), where(stuck.context())),
-                          std::vector<int>{}, true);
+            const std::string text =
+                formatted("{}: did not complete within {:.3g} s; who is missing is known only with a store{}",
+                          stuck.context.operation, seconds(timeout), where(stuck.context));
+            return poison(text, timeout_error(text, {}, stuck.context), true);
         }
         publish(channels);
-        const nccl_absence found(*store_, key_, rank, stuck, timeout);
+        const nccl_absence found(*store_, key_, rank, c.members, stuck, timeout);
         if (found.failed_elsewhere()) { return; }  // the next look hears of it
-        poison(found.text(), found.missing(), true);
+        poison(found.text(), timeout_error(found.text(), found.missing(), stuck.context), true);
     }
 };
 

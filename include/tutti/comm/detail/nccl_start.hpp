@@ -12,6 +12,7 @@
 #include <mutex>        // stores of this process
 #include <numeric>      // iota
 #include <random>       // nonces
+#include <span>         // identity
 #include <string>       // keys
 #include <string_view>  // texts
 #include <thread>       // helper
@@ -24,6 +25,7 @@
 
 #include <tutti/comm/communicator.hpp>        // can_gather_control
 #include <tutti/comm/detail/nccl_calls.hpp>   // checked calls
+#include <tutti/comm/detail/nccl_end.hpp>     // abort
 #include <tutti/comm/detail/nccl_family.hpp>  // family
 #include <tutti/comm/detail/store_link.hpp>   // store_link
 #include <tutti/comm/detail/whole_file.hpp>   // read_file
@@ -147,12 +149,13 @@ public:
             }
             std::memcpy(&identity, bytes.data(), sizeof(identity));
             made = join(identity, limit);
+            if (rank_ == 0) { store_->forget(key); }  // all have joined, so all have read it
+            return assemble(made, true);
         } catch (const std::exception& e) {
-            store_->fail(key, rank_, e.what());
+            if (made != nullptr) { abort(made, queue_.device()); }
+            if (store_ != nullptr) { store_->fail(key, rank_, e.what()); }
             throw;
         }
-        if (rank_ == 0) { store_->forget(key); }  // all have joined, so all have read it
-        return assemble(made, true);
     }
 
     [[nodiscard]] static started adopt(ncclComm_t existing, cuda_queue q, nccl_options o) {
@@ -176,12 +179,13 @@ private:
     [[nodiscard]] started assemble(ncclComm_t comm, bool owned) {
         std::vector<int> members(static_cast<std::size_t>(ranks_));
         std::iota(members.begin(), members.end(), 0);
+        const tutti::detail::on_device scope(queue_.device());
         started s;
-        s.family = std::make_shared<nccl_family>(std::move(store_), choice_.name, rank_, ranks_, queue_.device(),
-                                                 choice_.timeout);
         s.channel = std::make_shared<nccl_channel>(queue_, choice_.name, rank_, std::move(members), 1);
         s.channel->owned = owned;
         s.channel->comm.store(comm);
+        s.family = std::make_shared<nccl_family>(std::move(store_), choice_.name, rank_, ranks_, queue_.device(),
+                                                 choice_.timeout);
         return s;
     }
 
@@ -197,7 +201,10 @@ private:
         std::thread helper([result, identity, rank = rank_, ranks = ranks_, device = queue_.device()] {
             cudaSetDevice(device);
             result->code = ncclCommInitRank(&result->made, ranks, identity, rank);
-            if (result->code != ncclSuccess) { result->text = ncclGetLastError(nullptr); }
+            if (result->code != ncclSuccess) {
+                const char* const detail = ncclGetLastError(nullptr);
+                result->text = detail == nullptr ? "" : detail;
+            }
             result->done.store(true, std::memory_order_release);
         });
         try {

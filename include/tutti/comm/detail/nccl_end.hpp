@@ -1,0 +1,83 @@
+// nccl_end: the end of NCCL communicators, with a bound: a peer that is gone may keep NCCL from ever returning.
+// Needs comm/detail/nccl_channel.
+#pragma once
+
+#include <atomic>     // what is open
+#include <chrono>     // bounds
+#include <cstddef>    // size_t
+#include <exception>  // no threads to be had
+#include <memory>     // channels
+#include <mutex>      // a caller inside NCCL
+#include <thread>     // helpers
+#include <utility>    // move
+#include <vector>     // channels
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <tutti/comm/detail/nccl_channel.hpp>  // channels
+#include <tutti/core/deadline.hpp>             // deadline
+
+namespace tutti::comm::detail {
+
+inline constexpr duration longest_end = std::chrono::seconds(10);  // of a wait for NCCL to let go
+
+/// Each piece of work on a thread of its own; returns when all have ended. Those that have not by then are left alone.
+template <class Work> void run_bounded(const std::vector<Work>& work) noexcept {
+    try {
+        const auto open = std::make_shared<std::atomic<std::size_t>>(work.size());
+        std::vector<std::thread> helpers;
+        helpers.reserve(work.size());
+        try {
+            for (const auto& w : work) {
+                helpers.emplace_back([open, w] {
+                    w();
+                    --*open;
+                });
+            }
+        } catch (const std::exception&) {  // no thread to be had: the rest is left behind
+            *open -= work.size() - helpers.size();
+        }
+        const deadline limit = after(longest_end);
+        while (*open != 0 && clock_type::now() < limit) { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
+        for (auto& h : helpers) { *open == 0 ? h.join() : h.detach(); }
+    } catch (const std::exception&) {}  // no memory: all is left behind
+}
+
+inline void destroy(ncclComm_t handle, int device) noexcept {
+    const auto work = [handle, device] {
+        cudaSetDevice(device);
+        ncclCommDestroy(handle);
+    };
+    run_bounded(std::vector{work});
+}
+inline void abort(ncclComm_t handle, int device) noexcept {
+    const auto work = [handle, device] {
+        cudaSetDevice(device);
+        ncclCommAbort(handle);
+    };
+    run_bounded(std::vector{work});
+}
+
+/// All at once: one after the other would deadlock, since freeing one waits for the kernels of the next.
+inline void abort_all(const std::vector<std::shared_ptr<nccl_channel>>& channels, int device) noexcept {
+    const auto abort_of = [device](std::shared_ptr<nccl_channel> c) {
+        return [c = std::move(c), device] {
+            // A thread that is inside NCCL comes out, or hangs there and is got out by the abort.
+            const deadline limit = after(std::chrono::milliseconds(200));
+            std::unique_lock lock(c->in_use, std::defer_lock);
+            while (!lock.try_lock() && clock_type::now() < limit) {
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            }
+            const ncclComm_t handle = c->comm.exchange(nullptr);
+            if (lock.owns_lock()) { lock.unlock(); }  // the abort may hang, and a caller may want to hear of it
+            cudaSetDevice(device);
+            if (handle != nullptr) { ncclCommAbort(handle); }
+        };
+    };
+    std::vector<decltype(abort_of(nullptr))> work;
+    for (const auto& c : channels) { work.push_back(abort_of(c)); }
+    run_bounded(work);
+}
+
+}  // namespace tutti::comm::detail
