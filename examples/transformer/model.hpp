@@ -85,27 +85,27 @@ public:
     /// The contiguous buffer itself: what is hashed and saved.
     [[nodiscard]] tutti::view<const T, M> values() const { return values_; }
     /// A view where the host can read it: the view itself, or a copy.
-    [[nodiscard]] auto on_host(tutti::view<const T, M> v) const {
+    template <class U> [[nodiscard]] auto on_host(tutti::view<const U, M> v) const {
         if constexpr (M::host_accessible) {
             return v;
         } else {
-            std::vector<T> copy(v.size());
-            download(math_.queue(), v, tutti::view<T>(copy));
+            std::vector<U> copy(v.size());
+            download(math_.queue(), v, tutti::view<U>(copy));
             return copy;
+        }
+    }
+    /// The other way.
+    template <class U> void put(const std::vector<U>& from, tutti::view<U, M> to) const {
+        if constexpr (M::host_accessible) {
+            std::copy(from.begin(), from.end(), to.begin());
+        } else {
+            upload(math_.queue(), tutti::view<const U>(from), to);
         }
     }
     /// Of all values, wherever they are. Cost: on a device, a copy of them all.
     [[nodiscard]] std::uint64_t hash() const {
         const auto all = on_host(values());
         return tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(all)));
-    }
-    /// Gives parameter i other values before a strategy is attached.
-    void set_value(std::size_t i, const std::vector<T>& from) {
-        if constexpr (M::host_accessible) {
-            std::copy(from.begin(), from.end(), parameters_[i].value.begin());
-        } else {
-            upload(math_.queue(), tutti::view<const T>(from), parameters_[i].value);
-        }
     }
     [[nodiscard]] const configuration& config() const { return config_; }
     [[nodiscard]] int batch() const { return batch_; }

@@ -138,17 +138,24 @@ template <class Pipeline, class Device, class Comm>
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
     model<Math> net(o.model, o.micro_batch, o.seed, device.make_math(), static_cast<recompute>(o.recompute));
+    auto strategy = Pipeline::template make<T>(std::move(training), o, &trace);
+    strategy.attach(net.parameters());
+    // Files hold what the strategy's own values hold: floats, also where the model computes in bfloat16.
+    const auto own_values = [&](std::size_t i) {
+        std::size_t first = 0;
+        for (std::size_t before = 0; before < i; ++before) { first += net.parameters()[before].value.size(); }
+        return strategy.owned().sub(first, net.parameters()[i].value.size());
+    };
     if (!o.load.empty()) {
         weights_file start(o.load, o.model);
         for (std::size_t i = 0; i < net.parameters().size(); ++i) {
-            std::vector<T> values(net.parameters()[i].value.size());
-            start.read(i, tutti::view<T>(values));
-            net.set_value(i, values);
+            std::vector<tutti::master_t<T>> values(net.parameters()[i].value.size());
+            start.read(i, tutti::view<tutti::master_t<T>>(values));
+            net.put(values, own_values(i));
         }
+        strategy.restored();
         world.agree(net.hash(), "weights loaded");
     }
-    auto strategy = Pipeline::template make<T>(std::move(training), o, &trace);
-    strategy.attach(net.parameters());
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
                                                               .minimum = o.final_learning_rate(),
@@ -223,7 +230,10 @@ template <class Pipeline, class Device, class Comm>
     world.agree(r.parameter_hash, "parameters after training");
     published<T, typename model<Math>::memory_type> weights{net.parameters()};
     if (world.rank() == 0 && !o.save.empty()) {
-        write_safetensors(o.save, net.parameters(), [&](std::size_t i) { return net.on_host(weights.before_use(i)); });
+        write_safetensors(o.save, net.parameters(), [&](std::size_t i) {
+            using master = tutti::master_t<T>;
+            return net.on_host(tutti::view<const master, typename model<Math>::memory_type>(own_values(i)));
+        });
     }
     r.validation.emplace_back(o.steps, evaluate(net, weights, text.validation(), world));
     if (world.rank() == 0 && !o.quiet) {
