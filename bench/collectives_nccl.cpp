@@ -1,5 +1,6 @@
 // Collectives over comm::nccl beside NCCL's own calls on the same communicator and stream, alternating in one run: the
-// difference is what tutti adds. A thread a GPU. Times as nccl-tests takes them: calls back to back, one wait at the end.
+// difference is what tutti adds. A thread a GPU. Times as nccl-tests takes them: calls back to back, one wait at the
+// end.
 #include <algorithm>  // clamp, max_element
 #include <barrier>    // ranks start together
 #include <fstream>    // report

@@ -171,8 +171,8 @@ std::optional<int> parse(int argc, char** argv, options& o) {
     return std::nullopt;
 }
 
-/// A request refused before ranks could talk is refused by every process of mpirun. The first one speaks; the others end
-/// as if all were well, since mpirun kills what still runs once a process fails, and would cut the first one short.
+/// A request refused before ranks could talk is refused by every process of mpirun. The first one speaks; the others
+/// end as if all were well, since mpirun kills what still runs once a process fails, and would cut the first one short.
 int complain(const char* what, int code) {
     if (code == 2 && !is_first_process()) { return 0; }
     std::string line = what;  // one line, whatever a library wrote

@@ -1,4 +1,5 @@
-// Stochastic rounding: one of two neighbors, chosen with the right probability; exact numbers stay; a function of position.
+// Stochastic rounding: one of two neighbors, chosen with the right probability; exact numbers stay; a function of
+// position.
 #include <tutti/core/stochastic_rounding.hpp>  // under test
 
 #include <array>    // sizes

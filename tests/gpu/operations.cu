@@ -1,5 +1,5 @@
-// Every operation that has a device side: the bits of the host's, for every element type, around the edges of blocks and
-// of packs, at every alignment; and nothing is written beside the views.
+// Every operation that has a device side: the bits of the host's, for every element type, around the edges of blocks
+// and of packs, at every alignment; and nothing is written beside the views.
 #include <tutti/core/cuda_run.cuh>           // under test
 #include <tutti/core/philox.cuh>             // under test
 #include <tutti/optimize/clip.cuh>           // under test

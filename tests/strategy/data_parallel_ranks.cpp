@@ -108,7 +108,8 @@ TEST_CASE_TEMPLATE("bits do not depend on the bucket size", T, float, bfloat16, 
     }
 }
 
-// karpathy/llm.c seeds its rounding by rank, and replicas drift: here `trained` requires those of all ranks to be equal.
+// karpathy/llm.c seeds its rounding by rank, and replicas drift: here `trained` requires those of all ranks to be
+// equal.
 TEST_CASE_TEMPLATE("stochastic rounding keeps replicas equal and depends on neither buckets nor layout", T, bfloat16,
                    float16) {
     for (const int n : {2, 3}) {

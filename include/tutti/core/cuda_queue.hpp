@@ -1,5 +1,6 @@
-// cuda_queue: a CUDA stream as a queue; events, stream-ordered storage, page-locked buffers, copies to and from the host.
-// Needs core/queue and the CUDA runtime (tutti::cuda); any C++20 compiler, no nvcc. Kernels are in the .cuh files.
+// cuda_queue: a CUDA stream as a queue; events, stream-ordered storage, page-locked buffers, copies to and from the
+// host. Needs core/queue and the CUDA runtime (tutti::cuda); any C++20 compiler, no nvcc. Kernels are in the .cuh
+// files.
 #pragma once
 
 #include <chrono>       // waits
@@ -32,7 +33,8 @@ namespace tutti {
 ///   sibling    another stream of the same device and account.
 /// Threads      handles may be used from any thread, one at a time where the order of work matters.
 /// Determinism  work of one queue runs in order; work of different queues only as events say.
-/// Cost         record and wait: about a microsecond of the host's time each; allocation the same once the pool is warm.
+/// Cost         record and wait: about a microsecond of the host's time each; allocation the same once the pool is
+///              warm.
 /// Errors       backend_error with CUDA's code, name and text; errors of asynchronous work appear at a later call.
 ///              After a fault on the device every call fails: CUDA has no way back but a new process.
 class cuda_queue {
@@ -77,8 +79,8 @@ public:
             detail::check_cuda(code, "cudaEventQuery");
             return true;
         }
-        /// Polls: a CUDA wait has no deadline. Errors: timeout_error past it; those of the work; those of a communicator
-        /// of this queue or a sibling that has failed meanwhile, since the work may have been cut short.
+        /// Polls: a CUDA wait has no deadline. Errors: timeout_error past it; those of the work; those of a
+        /// communicator of this queue or a sibling that has failed meanwhile, since the work may have been cut short.
         void wait_host(deadline limit) const {
             constexpr duration yielding = std::chrono::microseconds(200);
             const deadline start = clock_type::now();
@@ -176,7 +178,8 @@ public:
         return value;
     }
 
-    /// Bytes, in the queue's order, as cudaMemcpyAsync does it: `upload`, `download` and `tutti::copy` say when that is.
+    /// Bytes, in the queue's order, as cudaMemcpyAsync does it: `upload`, `download` and `tutti::copy` say when that
+    /// is.
     void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
         if (bytes == 0) { return; }
         const detail::on_device scope(stream_->device);  // CUDA refuses storage from a pool of another device

@@ -18,9 +18,9 @@ namespace tutti {
 
 /// An operation on independent elements: element i of each output is a function of i and of element i of each input.
 ///
-/// Semantics    inputs() and outputs() are tuples of views of one size. result(i, inputs...) only computes: the value of
-///              the output, or a tuple with one for each output. Who calls it loads and stores, so a device thread has
-///              many elements in flight, and vectors of them where addresses allow, without the operation's doing.
+/// Semantics    inputs() and outputs() are tuples of views of one size. result(i, inputs...) only computes: the value
+///              of the output, or a tuple with one for each output. Who calls it loads and stores, so a device thread
+///              has many elements in flight, and vectors of them where addresses allow, without the operation's doing.
 /// Aliasing     an output may be an input; all inputs of an element are read before its outputs are written.
 /// Determinism  result(i, ...) must give the same bits on host and device: `exact` numbers, or single operations.
 template <class O>
@@ -29,8 +29,8 @@ concept elementwise_operation = operation<O> && requires(const O& o) {
     std::get<0>(o.outputs()).data();
 };
 
-/// An operation that draws: result(word, inputs...) takes a random word of its element instead of its place. words(i) are
-/// those of elements i to i + 3, which come cheaper together.
+/// An operation that draws: result(word, inputs...) takes a random word of its element instead of its place. words(i)
+/// are those of elements i to i + 3, which come cheaper together.
 template <class O>
 concept drawing_operation = elementwise_operation<O> && requires(const O& o, std::size_t i) {
     o.words(i)[0];

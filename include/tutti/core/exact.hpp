@@ -1,6 +1,6 @@
 // exact: numbers whose every operation is rounded by itself, on the host and on the device.
-// Needs core/config. Device compilers fuse a * b + c into one rounding unless told not to; promised bits must not depend
-// on that. On the host the loop around is TUTTI_EXACT.
+// Needs core/config. Device compilers fuse a * b + c into one rounding unless told not to; promised bits must not
+// depend on that. On the host the loop around is TUTTI_EXACT.
 #pragma once
 
 #include <cmath>     // sqrt

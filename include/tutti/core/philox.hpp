@@ -47,8 +47,9 @@ namespace detail {
 
 namespace detail {
 
-// -2 times the natural logarithm of u in (0, 1): exponent split, then the degree-8 polynomial of Cephes' logf. Only fma,
-// multiply and add in a fixed order: no product feeds a plain addition, so nothing is left for a compiler to contract.
+// -2 times the natural logarithm of u in (0, 1): exponent split, then the degree-8 polynomial of Cephes' logf. Only
+// fma, multiply and add in a fixed order: no product feeds a plain addition, so nothing is left for a compiler to
+// contract.
 TUTTI_HOST_DEVICE inline float exact_log_times_minus_2(float u) noexcept {
     // Counted from sqrt(1/2), so that the mantissa is in [sqrt(1/2), sqrt(2)).
     constexpr std::uint32_t half_root = 0x3f3504f3u;

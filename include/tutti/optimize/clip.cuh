@@ -1,6 +1,7 @@
 // The device side of optimize/clip: block sums of squares and their sum, with the host's bits.
 // Needs core/cuda_run and nvcc.
-// Not CUB's reductions: those add in an order of their own, which depends on the card; here it is that of the host's loop.
+// Not CUB's reductions: those add in an order of their own, which depends on the card; here it is that of the host's
+// loop.
 #pragma once
 
 #include <cstddef>  // size_t

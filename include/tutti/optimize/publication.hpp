@@ -21,7 +21,8 @@ template <floating_element T, memory M> struct publication {
     std::uint64_t first = 0;               ///< place in the model of the element that the update calls 0
 };
 
-/// `update`, then `copy` of its first output. Semantics: one pass on the device; the host's body is one after the other.
+/// `update`, then `copy` of its first output. Semantics: one pass on the device; the host's body is one after the
+/// other.
 template <elementwise_operation Update, elementwise_operation Copy> struct publishing_operation {
     static constexpr std::string_view name = Update::name;
     Update update;

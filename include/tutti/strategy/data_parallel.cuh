@@ -1,5 +1,5 @@
-// What data_parallel and its optimizers need on a cuda_queue. Include it instead of the .hpp in a file that nvcc compiles.
-// Needs core/cuda_run, optimize/clip.cuh and nvcc.
+// What data_parallel and its optimizers need on a cuda_queue. Include it instead of the .hpp in a file that nvcc
+// compiles. Needs core/cuda_run, optimize/clip.cuh and nvcc.
 #pragma once
 
 #include <cstddef>  // size_t
@@ -21,8 +21,8 @@ template <class Part> __device__ inline std::uint64_t word_at(const std::byte* a
     return word;
 }
 
-// Bytes of a block follow one another in its hash, so a thread has a block. Blocks lie far apart: a warp reads 128 bytes
-// of each of its 32 blocks at a time, together, into shared memory, while the 128 before are hashed.
+// Bytes of a block follow one another in its hash, so a thread has a block. Blocks lie far apart: a warp reads 128
+// bytes of each of its 32 blocks at a time, together, into shared memory, while the 128 before are hashed.
 template <class O, class Part> __global__ void __launch_bounds__(128) hash_blocks(const O op) {
     constexpr unsigned words = 16;         // of a block at a time
     constexpr unsigned rows = 32 / words;  // that the lanes of a warp read at once

@@ -55,8 +55,8 @@ struct data_parallel_options {
 ///              when T is float or double and its values lie one behind the other; else a flat copy in master_t<T>,
 ///              from which the values are rounded. state() lists the masters, never rounded values.
 /// Determinism  on deterministic backends the bits depend on data and number of ranks, not on bucket size nor timing.
-///              Stochastic rounding depends on the seed, the number of updates and the element's place in the model, and
-///              on nothing that differs between ranks: rounded by a seed of their own, replicas would drift apart.
+///              Stochastic rounding depends on the seed, the number of updates and the element's place in the model,
+///              and on nothing that differs between ranks: rounded by a seed of their own, replicas would drift apart.
 /// Cost         2(n-1)/n * sizeof(T) bytes sent per element and step; passes over memory: zero, norm, update, which
 ///              writes masters and values at once.
 /// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish; those
