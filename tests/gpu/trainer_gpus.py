@@ -1,0 +1,78 @@
+"""trainer_gpus.py TRANSFORMER: the trainer on 1, 2 and 4 GPUs, as far as there are: the same losses at the same global
+batch, the same bits twice, and weights that survive a file. Needs nothing beyond Python's standard library.
+Exits with 77, and the reason, where no GPU answers.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+PROGRAM = sys.argv[1]
+MODEL = ["--layers", "2", "--heads", "4", "--width", "128", "--context", "64", "--batch", "16", "--quiet"]
+
+
+def gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def train(folder, *options):
+    """The report of a run."""
+    report = os.path.join(folder, "report.json")
+    command = [PROGRAM, "--device", "cuda", *MODEL, "--report", report, *options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if run.returncode != 0:
+        sys.exit("%s\nfailed (%d): %s" % (" ".join(command), run.returncode, run.stderr))
+    with open(report) as file:
+        return json.load(file)
+
+
+def losses(report):
+    return [loss for _, loss in report["loss"]["curve"]]
+
+
+def expect_close(what, got, want, bar):
+    worst = max(abs(a - b) / b for a, b in zip(got, want))
+    print("%s: losses differ by at most %.2g of their size (bar %.0e)" % (what, worst, bar))
+    if len(got) != len(want) or not worst <= bar:
+        sys.exit("%s: %s, expected %s" % (what, got, want))
+
+
+def main():
+    present = gpus()
+    if present == 0:
+        print("skipped: no GPU answers nvidia-smi")
+        return 77
+    with tempfile.TemporaryDirectory() as folder:
+        text = os.path.join(folder, "text.txt")
+        with open(text, "wb") as file:
+            file.write(bytes(ord("a") + i * i % 23 % 17 for i in range(40000)))
+        # Sums in another order: rounding of floats; gradients of 16 bits (2^-9) are rounded once more on several GPUs.
+        for precision, bar in (("float", 1e-5), ("bf16", 2e-2)):
+            options = ["--data", text, "--steps", "20", "--precision", precision]
+            one = train(folder, *options, "--gpus", "1")
+            if train(folder, *options, "--gpus", "1")["parameter_hash"] != one["parameter_hash"]:
+                sys.exit("%s: two runs ended with different bits" % precision)
+            for count in (2, 4):
+                if count <= present:
+                    several = train(folder, *options, "--gpus", str(count))
+                    expect_close("%s on %d GPUs" % (precision, count), losses(several), losses(one), bar)
+
+        # A step too small to change a float: what is loaded is saved again. In 16 bits weights would have been rounded.
+        first, second = os.path.join(folder, "first.safetensors"), os.path.join(folder, "second.safetensors")
+        train(folder, "--data", text, "--steps", "3", "--save", first)
+        train(folder, "--data", text, "--steps", "1", "--lr", "1e-30", "--load", first, "--save", second)
+        with open(first, "rb") as a, open(second, "rb") as b:
+            if a.read() != b.read():
+                sys.exit("weights changed on their way through a file")
+    print("passed on %d GPUs" % min(present, 4))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
