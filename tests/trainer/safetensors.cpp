@@ -275,7 +275,7 @@ TEST_CASE("written and read again, weights are the same to the last bit; doubles
     std::vector<std::vector<float>> values;
     for (const declaration& d : list) {
         values.emplace_back(d.size());
-        initialize(tutti::view<float>(values.back()), {d.name, d.shape, 1.0f}, 1,
+        initialize(tutti::host_queue{}, tutti::view<float>(values.back()), {d.name, d.shape, 1.0f}, 1,
                    static_cast<std::uint32_t>(values.size()));
     }
     values[0][0] = -0.0f;
