@@ -11,49 +11,8 @@ import sys
 import time
 
 import torch
-from torch import nn
-from torch.nn import functional
 
-
-class Block(nn.Module):
-    def __init__(self, width, heads):
-        super().__init__()
-        self.heads = heads
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.project = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.expand = nn.Linear(width, 4 * width)
-        self.contract = nn.Linear(4 * width, width)
-
-    def forward(self, x):
-        batch, length, width = x.shape
-        shape = (batch, length, self.heads, width // self.heads)
-        q, k, v = (part.view(shape).transpose(1, 2) for part in self.qkv(self.norm1(x)).split(width, dim=2))
-        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.project(attended.transpose(1, 2).reshape(batch, length, width))
-        return x + self.contract(functional.gelu(self.expand(self.norm2(x)), approximate="tanh"))
-
-
-class Transformer(nn.Module):
-    def __init__(self, vocabulary, context, layers, heads, width, padded):
-        super().__init__()
-        # Rows that no token has make the products as fast as they can be; they are not counted as parameters.
-        self.vocabulary = vocabulary
-        self.tokens = nn.Embedding(padded, width)
-        self.positions = nn.Embedding(context, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm = nn.LayerNorm(width)
-        for p in self.parameters():
-            if p.dim() == 2:
-                nn.init.normal_(p, std=0.02)
-
-    def forward(self, x, targets):
-        h = self.tokens(x) + self.positions.weight[: x.shape[1]]
-        for block in self.blocks:
-            h = block(h)
-        logits = functional.linear(self.norm(h), self.tokens.weight)
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+from transformer_step_torch import Transformer  # beside this file
 
 
 def peak_of(card):
@@ -79,8 +38,9 @@ def main():
     torch.manual_seed(1)
     torch.set_float32_matmul_precision("high")
     device = torch.device("cuda")
+    # Rows that no token has make the products as fast as they can be; they are not counted as parameters.
     padded = (o.vocabulary + 127) // 128 * 128
-    model = Transformer(o.vocabulary, o.context, o.layers, o.heads, o.width, padded).to(device)
+    model = Transformer(padded, o.context, o.layers, o.heads, o.width).to(device)
     decayed = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
@@ -99,7 +59,7 @@ def main():
         with torch.autocast("cuda", dtype=torch.bfloat16):
             loss = run(sample[:, :-1].contiguous(), sample[:, 1:].contiguous())
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         loss_value = loss.item()  # a trainer wants to know it, and the next step may not start unbounded
