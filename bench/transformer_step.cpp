@@ -6,7 +6,6 @@
 // causal attention needs half of it. The sgemm (512 cubed) alternates with the steps, so that both see one machine.
 #include <chrono>    // times
 #include <cstdint>   // tokens
-#include <fstream>   // report
 #include <iostream>  // errors
 #include <string>    // report
 #include <vector>    // samples
@@ -21,6 +20,7 @@
 #include "host_math.hpp"
 #include "options.hpp"
 #include "support/environment.hpp"
+#include "support/report.hpp"
 #include "support/statistics.hpp"
 
 namespace {
@@ -147,14 +147,7 @@ int main(int argc, char** argv) try {
         {"share_of_sgemm", model_rate / product_rate},
         {"environment", environment},
     };
-    const std::string text = report.dump(2) + "\n";
-    fmt::print("{}", text);
-    if (!json.empty()) {
-        std::ofstream file(json);
-        file << text;
-        file.close();
-        if (!file) { throw std::runtime_error("--json: cannot write " + json); }
-    }
+    bench::print_report(report, json);
 } catch (const std::exception& e) {
     std::cerr << argv[0] << ": " << e.what() << '\n';
     return 2;

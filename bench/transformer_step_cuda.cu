@@ -2,7 +2,6 @@
 // strategy. transformer_step_cuda_torch.py times the same step in PyTorch; alternate the two on one card.
 #include <chrono>     // times
 #include <cstdint>    // tokens
-#include <fstream>    // report
 #include <iostream>   // errors
 #include <stdexcept>  // a loss that is not finite
 #include <string>     // report
@@ -21,6 +20,7 @@
 #include "cuda/math.cuh"
 #include "device.hpp"
 #include "support/environment.hpp"
+#include "support/report.hpp"
 #include "support/statistics.hpp"
 
 namespace {
@@ -169,17 +169,10 @@ int main(int argc, char** argv) try {
         {"loss", {{"first", first_loss}, {"last", loss}}},
         {"environment", environment},
     };
-    const std::string text = report.dump(2) + "\n";
-    fmt::print("{}", text);
+    bench::print_report(report, json);
     fmt::print(stderr, "{}: {:.1f} ms a step, {:.0f} tokens/s, {}, {:.1f} GiB\n", card.name, 1e3 * step,
                tokens_per_step / step, utilization_text(flops, peak),
                static_cast<double>(train.peak_bytes()) / (1 << 30));
-    if (!json.empty()) {
-        std::ofstream file(json);
-        file << text;
-        file.close();
-        if (!file) { throw std::runtime_error("--json: cannot write " + json); }
-    }
 } catch (const std::exception& e) {
     std::cerr << argv[0] << ": " << e.what() << '\n';
     return 2;
