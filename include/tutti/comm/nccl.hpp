@@ -215,12 +215,13 @@ private:
 
     // NCCL lets ranks of one process read each other's memory: it must be allowed to, also that of pools.
     void share_pools() {
-        const std::uint64_t device = static_cast<std::uint64_t>(channel_->queue.device());
-        const auto all = gather_control_for("nccl", {detail::this_process(), device, 0, 0});
+        const auto device = static_cast<std::uint64_t>(channel_->queue.device());
+        const std::uint64_t process = detail::this_process();
+        const auto all = gather_control_for("nccl", {process, device, 0, 0});
         for (const control_record& r : all) {
             const int peer = static_cast<int>(r[1]);
             int reachable = 0;
-            if (r[0] != detail::this_process() || r[1] == device) { continue; }
+            if (r[0] != process || r[1] == device) { continue; }
             tutti::detail::check_cuda(cudaDeviceCanAccessPeer(&reachable, peer, channel_->queue.device()),
                                       "cudaDeviceCanAccessPeer");
             if (reachable != 0) { tutti::detail::cuda_pool::of(channel_->queue.device()).share_with(peer); }

@@ -44,17 +44,11 @@ template <class Work> void run_bounded(const std::vector<Work>& work) noexcept {
     } catch (const std::exception&) {}  // no memory: all is left behind
 }
 
-inline void destroy(ncclComm_t handle, int device) noexcept {
-    const auto work = [handle, device] {
+/// `how` is ncclCommDestroy or ncclCommAbort.
+inline void end_handle(ncclComm_t handle, int device, ncclResult_t (*how)(ncclComm_t)) noexcept {
+    const auto work = [handle, device, how] {
         cudaSetDevice(device);
-        ncclCommDestroy(handle);
-    };
-    run_bounded(std::vector{work});
-}
-inline void abort(ncclComm_t handle, int device) noexcept {
-    const auto work = [handle, device] {
-        cudaSetDevice(device);
-        ncclCommAbort(handle);
+        how(handle);
     };
     run_bounded(std::vector{work});
 }

@@ -176,7 +176,7 @@ public:
         if (poisoned()) {
             await_abort();
         } else if (const ncclComm_t handle = c->take(); handle != nullptr && c->owned) {
-            destroy(handle, device_);
+            end_handle(handle, device_, ncclCommDestroy);
         }
         std::unique_lock lock(mutex_);
         std::erase_if(channels_, [&](const watched& w) { return w.channel == c; });

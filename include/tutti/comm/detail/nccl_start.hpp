@@ -25,7 +25,7 @@
 
 #include <tutti/comm/communicator.hpp>        // can_gather_control
 #include <tutti/comm/detail/nccl_calls.hpp>   // checked calls
-#include <tutti/comm/detail/nccl_end.hpp>     // abort
+#include <tutti/comm/detail/nccl_end.hpp>     // end_handle
 #include <tutti/comm/detail/nccl_family.hpp>  // family
 #include <tutti/comm/detail/store_link.hpp>   // store_link
 #include <tutti/comm/detail/whole_file.hpp>   // read_file
@@ -152,7 +152,7 @@ public:
             if (rank_ == 0) { store_->forget(key); }  // all have joined, so all have read it
             return assemble(made, true);
         } catch (const std::exception& e) {
-            if (made != nullptr) { abort(made, queue_.device()); }
+            if (made != nullptr) { end_handle(made, queue_.device(), ncclCommAbort); }
             if (store_ != nullptr) { store_->fail(key, rank_, e.what()); }
             throw;
         }
