@@ -113,8 +113,8 @@ corpus prepare(options& o, int processes) {
 
 void run_threads(options& o) {
     if (launched_processes() > 1) {
-        throw bad_input(fmt::format("--backend: 'threads' under mpirun would train {} times over; use --backend mpi",
-                                    launched_processes()));
+        throw bad_input(fmt::format("--backend: 'threads' under mpirun would train {} times over; use --backend {}",
+                                    launched_processes(), o.device == "cuda" ? "nccl" : "mpi"));
     }
     const corpus text = prepare(o, 0);
     claim_files(o);
@@ -191,13 +191,13 @@ int main(int argc, char** argv) {
             run_threads(o);
         }
 #if TRANSFORMER_WITH_MPI
-        else if (o.backend == "mpi") {
+        else if (o.backend == "mpi" || o.backend == "nccl") {
             return run_mpi(argc, argv, o);
         }
 #endif
         else {
             throw bad_input(fmt::format("--backend: '{}' is not one of {}", o.backend,
-                                        TRANSFORMER_WITH_MPI ? "threads, mpi" : "threads (this build found no MPI)"));
+                                        TRANSFORMER_WITH_MPI ? "threads, mpi, nccl" : "threads (this build found no MPI)"));
         }
     } catch (const bad_input& e) { return complain(e.what(), 2); } catch (const std::exception& e) {
         return complain(e.what(), 1);

@@ -103,7 +103,7 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
         ->check(within(1, 1024));
     app.add_option("--ranks", o.ranks, "number of ranks; default 4 threads, all of mpirun's processes, 1 for 'local'")
         ->check(within(1, 1024));
-    app.add_option("--backend", o.backend, "threads, or mpi under mpirun")->capture_default_str();
+    app.add_option("--backend", o.backend, "threads; under mpirun mpi, or nccl with a GPU a process")->capture_default_str();
     app.add_option("--pipeline", o.pipeline, "how ranks work together:\n" + pipelines)->capture_default_str();
     app.add_option("--steps", o.steps, "optimizer steps")->check(within(1, 100'000'000))->capture_default_str();
     app.add_option("--batch", o.batch, "sequences per step, all ranks together")
@@ -203,6 +203,8 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     require(o.device == "cpu" || o.device == "cuda", fmt::format("--device: '{}' is not one of cpu, cuda", o.device));
     const bool on_gpu = o.device == "cuda";
     require(on_gpu || o.gpus == 0, "--gpus: needs --device cuda");
+    require(on_gpu || o.backend != "nccl", "--backend: nccl needs --device cuda");
+    require(!on_gpu || o.backend != "mpi", "--backend: mpirun's processes on GPUs speak NCCL; use --backend nccl");
     if (on_gpu) {
         if (o.gpus == 0) { o.gpus = processes > 0 ? processes : 1; }
         require(o.ranks == 0 || o.ranks == o.gpus,

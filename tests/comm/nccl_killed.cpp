@@ -1,5 +1,5 @@
 // A rank is killed in the middle of a collective, under mpirun with recovery: every other rank ends by an error that
-// names it, within the deadline. Started by mpirun, a GPU a rank; skipped where there are fewer.
+// names it, within the deadline. Started by mpirun, a process a rank; skipped where there is no GPU.
 #include <chrono>   // deadlines
 #include <csignal>  // SIGKILL
 #include <cstdio>   // what each rank says
@@ -11,7 +11,7 @@
 #include <tutti/comm/nccl.hpp>    // under test
 #include <tutti/core/buffer.hpp>  // device memory
 
-#include "support/skip.hpp"  // skip
+#include <gpu/device.hpp>  // device_of_process
 
 using namespace std::chrono_literals;
 
@@ -19,13 +19,10 @@ int main(int argc, char** argv) {
     constexpr auto timeout = 2s;
     // MPI itself is left without a word at the end: its MPI_Finalize would wait for the dead.
     return tutti::comm::mpi::launch(argc, argv, [&](tutti::comm::mpi& world) {
-        int devices = 0;
-        if (cudaGetDeviceCount(&devices) != cudaSuccess || devices < world.size()) {
-            world.barrier();
-            tutti::test::skip("no CUDA device for every rank");
-        }
+        world.barrier();  // mpirun ends everybody when a process ends early: the reason to skip comes first
+        const int device = tutti::test::device_of_process(world.rank(), world.size());
         const int victim = world.size() - 1;
-        auto comm = tutti::comm::nccl::over(world, tutti::cuda_queue(world.rank()), {.timeout = timeout});
+        auto comm = tutti::comm::nccl::over(world, tutti::cuda_queue(device), {.timeout = timeout});
         const tutti::buffer<float, tutti::cuda_queue> data(comm.queue(), 1 << 24);
         tutti::detail::check_cuda(cudaMemsetAsync(data.data(), 0, data.size() * 4, comm.queue().stream()), "memset");
         comm.all_reduce(data.view(), data.view(), tutti::sum{});

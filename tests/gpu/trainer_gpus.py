@@ -1,6 +1,7 @@
-"""trainer_gpus.py TRANSFORMER: the trainer on 1, 2 and 4 GPUs, as far as there are: the same losses at the same global
-batch, the same bits twice, and weights that survive a file. Needs nothing beyond Python's standard library.
-Exits with 77, and the reason, where no GPU answers.
+"""trainer_gpus.py TRANSFORMER [MPIRUN OPTIONS...]: the trainer on 1, 2 and 4 GPUs: the same losses at the same global
+batch, the same bits twice, and weights that survive a file. Ranks are threads, a GPU each, as far as there are GPUs;
+with mpirun they are processes too, which share GPUs where there are fewer, as hosts of their own for NCCL.
+Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """
 
 import json
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 
-PROGRAM = sys.argv[1]
+PROGRAM, MPIRUN = sys.argv[1], sys.argv[2:]
 MODEL = ["--layers", "2", "--heads", "4", "--width", "128", "--context", "64", "--batch", "16", "--quiet"]
 
 
@@ -21,15 +22,23 @@ def gpus():
     return sum(line.startswith("GPU ") for line in listed.splitlines())
 
 
-def train(folder, *options):
+def train(folder, *options, launcher=()):
     """The report of a run."""
     report = os.path.join(folder, "report.json")
-    command = [PROGRAM, "--device", "cuda", *MODEL, "--report", report, *options]
+    command = [*launcher, PROGRAM, "--device", "cuda", *MODEL, "--report", report, *options]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if run.returncode != 0:
         sys.exit("%s\nfailed (%d): %s" % (" ".join(command), run.returncode, run.stderr))
     with open(report) as file:
         return json.load(file)
+
+
+def processes(count, present):
+    """mpirun's command for that many ranks. Ranks that share a GPU must be on hosts of their own for NCCL."""
+    command = [*MPIRUN, "-n", str(count)]
+    if count > present:
+        command += ["sh", "-c", 'NCCL_HOSTID="host $OMPI_COMM_WORLD_RANK" exec "$0" "$@"']
+    return command
 
 
 def losses(report):
@@ -62,6 +71,10 @@ def main():
                 if count <= present:
                     several = train(folder, *options, "--gpus", str(count))
                     expect_close("%s on %d GPUs" % (precision, count), losses(several), losses(one), bar)
+                if MPIRUN:
+                    several = train(folder, *options, "--backend", "nccl", launcher=processes(count, present))
+                    what = "%s in %d processes on %d GPUs" % (precision, count, min(count, present))
+                    expect_close(what, losses(several), losses(one), bar)
 
         # A step too small to change a float: what is loaded is saved again. In 16 bits weights would have been rounded.
         first, second = os.path.join(folder, "first.safetensors"), os.path.join(folder, "second.safetensors")

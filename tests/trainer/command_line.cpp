@@ -48,6 +48,8 @@ TEST_CASE("what cannot be done is refused: exit code 2, one line, nothing writte
         {"--device nonsense", "cpu"},
         {"--device ''", "--device"},
         {"--gpus 1", "--device cuda"},
+        {"--backend nccl", "--device cuda"},
+        {"--backend mpi --device cuda", "--backend nccl"},
         {"--recompute 3", "--recompute"},
         {"--recompute -1", "--recompute"},
         {"--data text --device cuda --ranks 2", "--ranks"},
