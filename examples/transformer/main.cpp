@@ -196,8 +196,9 @@ int main(int argc, char** argv) {
         }
 #endif
         else {
-            throw bad_input(fmt::format("--backend: '{}' is not one of {}", o.backend,
-                                        TRANSFORMER_WITH_MPI ? "threads, mpi, nccl" : "threads (this build found no MPI)"));
+            throw bad_input(
+                fmt::format("--backend: '{}' is not one of {}", o.backend,
+                            TRANSFORMER_WITH_MPI ? "threads, mpi, nccl" : "threads (this build found no MPI)"));
         }
     } catch (const bad_input& e) { return complain(e.what(), 2); } catch (const std::exception& e) {
         return complain(e.what(), 1);

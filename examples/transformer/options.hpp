@@ -103,7 +103,8 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
         ->check(within(1, 1024));
     app.add_option("--ranks", o.ranks, "number of ranks; default 4 threads, all of mpirun's processes, 1 for 'local'")
         ->check(within(1, 1024));
-    app.add_option("--backend", o.backend, "threads; under mpirun mpi, or nccl with a GPU a process")->capture_default_str();
+    app.add_option("--backend", o.backend, "threads; under mpirun mpi, or nccl with a GPU a process")
+        ->capture_default_str();
     app.add_option("--pipeline", o.pipeline, "how ranks work together:\n" + pipelines)->capture_default_str();
     app.add_option("--steps", o.steps, "optimizer steps")->check(within(1, 100'000'000))->capture_default_str();
     app.add_option("--batch", o.batch, "sequences per step, all ranks together")

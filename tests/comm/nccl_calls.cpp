@@ -179,6 +179,31 @@ TEST_CASE_FIXTURE(fixture, "an asynchronous error is heard by all, without anoth
     CHECK(clock_type::now() - begin < 20s);
 }
 
+TEST_CASE_FIXTURE(fixture, "a connection that is lost is traced to the rank that does not answer") {
+    // Rank 2 is gone; what NCCL knows of that is an error of its own, found by the watchdog or by the next call.
+    bool by_a_call = false;
+    SUBCASE("by the watchdog") {}
+    SUBCASE("by a call") { by_a_call = true; }
+    std::atomic<int> told = 0;
+    const auto begin = clock_type::now();
+    nccl::launch(3, [&](nccl& c) {
+        const device_buffer b(c.queue(), 6);
+        c.agree(1, "planned");
+        if (c.rank() == 2) { return; }
+        if (c.rank() == 0 && by_a_call) { fake::fail("ncclAllReduce", 1, ncclRemoteError, {.rank = 0}); }
+        if (c.rank() == 0 && !by_a_call) { fake::async_error(1, ncclRemoteError, {.rank = 0}); }
+        try {
+            for (int i = 0; i < 2; ++i) { c.all_reduce(b.view(), b.view(), sum{}); }
+            c.synchronize();
+        } catch (const aborted_error& e) {
+            expect(contains(e.what(), "rank 0: rank 2 does not answer: all_reduce: "), e.what());
+            ++told;
+        }
+    });
+    CHECK(told == 2);
+    CHECK(clock_type::now() - begin < 20s);
+}
+
 TEST_CASE_FIXTURE(fixture, "an operation that never completes though all ranks came") {
     std::atomic<int> told = 0;
     CHECK_THROWS_WITH_AS(nccl::launch(2,

@@ -161,7 +161,7 @@ private:
             if (!gone) { work(handle); }
         } catch (const usage_error&) { throw; } catch (const std::exception& e) {
             family_->raise_if_poisoned(context);  // NCCL was cut short: the cause says more than its words
-            family_->poison(e.what());
+            if (family_->poison(*channel_, e)) { family_->raise(context); }
             throw;
         }
         if (gone) { family_->raise(context); }

@@ -1,4 +1,4 @@
-// nccl_absence: who is missing when a collective does not complete: every rank tells the store where it is.
+// nccl_absence: who is missing when a collective does not complete or fails: every rank tells the store where it is.
 // Needs comm/detail/{nccl_channel,store_link}.
 #pragma once
 
@@ -23,7 +23,8 @@ namespace tutti::comm::detail {
 /// One inquiry. A rank whose watchdog answers says how far it came; one that does not answer within a grace of half the
 /// timeout (0.2 to 2 s) is gone.
 class nccl_absence {
-    std::vector<int> missing_;  // in the stuck communicator
+    std::vector<std::optional<nccl_position>> answers_;  // by rank of the communicator
+    std::vector<int> missing_;                           // its ranks
     std::string text_;
     bool failed_elsewhere_ = false;
 
@@ -37,12 +38,11 @@ public:
         if (!store.find(key)) { store.set(key, std::as_bytes(positions)); }
     }
 
-    /// `stuck`: what had been begun on a communicator of `ranks` when the event was put that has not been reached.
+    /// Asks the members of communicator `id`, by their ranks in the family.
     nccl_absence(store_link& store, std::string_view family, int own_rank, const std::vector<int>& ranks,
-                 const nccl_progress& stuck, duration timeout) {
+                 std::uint64_t id, duration timeout)
+        : answers_(ranks.size()) {
         store.fail(question(family), own_rank, "asks where everybody is");
-        const std::size_t members = ranks.size();
-        std::vector<std::optional<nccl_position>> answers(members);
         const deadline limit =
             after(std::clamp<duration>(timeout / 2, std::chrono::milliseconds(200), std::chrono::seconds(2)));
         for (bool all = false; !all && clock_type::now() < limit;) {
@@ -52,13 +52,37 @@ public:
                 return;
             }
             all = true;
-            for (std::size_t r = 0; r < members; ++r) {
-                if (!answers[r]) { answers[r] = ask(store, family, ranks[r], stuck.at.id); }
-                all = all && answers[r].has_value();
+            for (std::size_t r = 0; r < answers_.size(); ++r) {
+                if (!answers_[r]) { answers_[r] = ask(store, family, ranks[r], id); }
+                all = all && answers_[r].has_value();
             }
             if (!all) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
         }
-        judge(stuck, answers, timeout);
+    }
+
+    /// `stuck`: what had been begun when the event was put that was not reached in time.
+    void judge_late(const nccl_progress& stuck, duration timeout) {
+        std::string details;
+        for (std::size_t r = 0; r < answers_.size(); ++r) {
+            const auto& a = answers_[r];
+            // Messages concern only those whom they name, so counts of exchanges say nothing about the others.
+            if (a && (stuck.exchanging || a->collectives >= stuck.at.collectives)) { continue; }
+            missing_.push_back(static_cast<int>(r));
+            details += formatted("{}rank {} ", details.empty() ? "" : ", ", r);
+            details += a ? formatted("is at call {}", a->collectives) : "does not answer";
+        }
+        const error_context& context = stuck.context;
+        text_ = missing_.empty() ? formatted("{}: all ranks are there, but it did not complete within {:.3g} s{}",
+                                             context.operation, seconds(timeout), where(context))
+                                 : formatted("{}: rank {} did not arrive within {:.3g} s ({}){}", context.operation,
+                                             list_of(missing_), seconds(timeout), details, where(context));
+    }
+    /// NCCL failed with `why`: a rank that does not answer is the cause, whatever NCCL calls it.
+    void judge_failed(std::string_view why) {
+        for (std::size_t r = 0; r < answers_.size(); ++r) {
+            if (!answers_[r]) { missing_.push_back(static_cast<int>(r)); }
+        }
+        text_ = missing_.empty() ? std::string(why) : formatted("rank {} does not answer: {}", list_of(missing_), why);
     }
 
     [[nodiscard]] bool failed_elsewhere() const noexcept { return failed_elsewhere_; }
@@ -78,22 +102,6 @@ private:
         if (!all.empty()) { std::memcpy(all.data(), bytes->data(), all.size() * sizeof(nccl_position)); }
         const auto found = std::find_if(all.begin(), all.end(), [&](const nccl_position& p) { return p.id == id; });
         return found == all.end() ? nccl_position{id, 0, 0} : *found;
-    }
-    void judge(const nccl_progress& stuck, const std::vector<std::optional<nccl_position>>& answers, duration timeout) {
-        std::string details;
-        for (std::size_t r = 0; r < answers.size(); ++r) {
-            const auto& a = answers[r];
-            // Messages concern only those whom they name, so counts of exchanges say nothing about the others.
-            if (a && (stuck.exchanging || a->collectives >= stuck.at.collectives)) { continue; }
-            missing_.push_back(static_cast<int>(r));
-            details += formatted("{}rank {} ", details.empty() ? "" : ", ", r);
-            details += a ? formatted("is at call {}", a->collectives) : "does not answer";
-        }
-        const error_context& context = stuck.context;
-        text_ = missing_.empty() ? formatted("{}: all ranks are there, but it did not complete within {:.3g} s{}",
-                                             context.operation, seconds(timeout), where(context))
-                                 : formatted("{}: rank {} did not arrive within {:.3g} s ({}){}", context.operation,
-                                             list_of(missing_), seconds(timeout), details, where(context));
     }
 };
 

@@ -1,5 +1,5 @@
 // nccl_family: what the communicators that one rank derived from one root share: the abort, its cause, the watchdog.
-// Needs comm/detail/{nccl_channel,store_link}.
+// Needs comm/detail/{nccl_absence,nccl_watched,store_link}.
 // NCCL has no deadline and tells nobody that a rank is gone: a thread looks after all of it, every 20 ms.
 #pragma once
 
@@ -20,10 +20,10 @@
 #include <nccl.h>
 
 #include <tutti/comm/detail/nccl_absence.hpp>  // who is missing
-#include <tutti/comm/detail/nccl_calls.hpp>    // checked calls
 #include <tutti/comm/detail/nccl_channel.hpp>  // channels
 #include <tutti/comm/detail/nccl_end.hpp>      // aborts
 #include <tutti/comm/detail/nccl_order.hpp>    // order of launches
+#include <tutti/comm/detail/nccl_watched.hpp>  // health, lateness
 #include <tutti/comm/detail/store_link.hpp>    // where ranks meet
 #include <tutti/core/cuda_queue.hpp>           // events
 #include <tutti/core/deadline.hpp>             // deadline
@@ -36,21 +36,13 @@ namespace tutti::comm::detail {
 ///            after the other would deadlock, since freeing one waits for the kernels of the next. Then host waits of
 ///            its queues throw the cause (it is their watcher).
 ///   watchdog finds a cause in NCCL's asynchronous errors, in another rank's failure (through the store), in an NCCL
-///            call or in work of a stream that takes longer than the timeout. In the last case it finds out who is
-///            missing before it poisons.
+///            call or in work of a stream that takes longer than the timeout. It finds out who is missing before it
+///            poisons; also when NCCL lost a connection, which is all that NCCL knows of a rank that was killed.
 /// Cost       a thread that wakes 50 times a second; events that it puts behind new work then; on the calling thread a
 ///            lock and a look at the clock per call.
 class nccl_family final : public tutti::detail::cuda_watcher {
     static constexpr duration period = std::chrono::milliseconds(20);
     static constexpr duration patience = std::chrono::seconds(5);  // for the watchdog to find out who is missing
-
-    // A channel and the event that the watchdog last put behind its work.
-    struct watched {
-        std::shared_ptr<nccl_channel> channel;
-        std::optional<cuda_queue::event_type> marker;
-        deadline marked_at{};
-        nccl_progress marked;  // before the marker
-    };
 
     const std::unique_ptr<store_link> store_;  // may be null: with a caller's communicator
     const std::string key_;
@@ -60,7 +52,7 @@ class nccl_family final : public tutti::detail::cuda_watcher {
     std::condition_variable changed_;
     std::string cause_;
     std::optional<timeout_error> overdue_;  // found by this rank's watchdog, not thrown yet
-    std::vector<watched> channels_;
+    std::vector<nccl_watched> channels_;
     std::optional<deadline> cause_due_;  // a communicator was left by an exception, whose text is to come
     std::string left_;
     std::size_t additions_ = 0;
@@ -112,7 +104,7 @@ public:
     void add(std::shared_ptr<nccl_channel> c) {
         {
             const std::lock_guard lock(mutex_);
-            channels_.push_back({std::move(c), {}, {}, {}});
+            channels_.emplace_back(std::move(c));
             count_ = channels_.size();
             ++additions_;
             aborted_ = false;  // a family that has failed meanwhile aborts it too
@@ -122,6 +114,26 @@ public:
 
     /// The first cause stays. Never blocks for longer than the store does.
     void poison(std::string_view why) noexcept { poison(why, std::nullopt, true); }
+    /// After NCCL failed on channel `c`. A lost connection is traced to the rank that is gone, which takes the grace of
+    /// an inquiry. True when the cause says more than `e`.
+    bool poison(const nccl_channel& c, const std::exception& e) noexcept {
+        try {
+            const auto* const failed = dynamic_cast<const backend_error*>(&e);
+            const int code = failed == nullptr ? 0 : failed->context().backend_code;
+            if (store_ != nullptr && (code == ncclRemoteError || code == ncclSystemError)) {
+                nccl_absence found(*store_, key_, rank, c.members, c.id, timeout);
+                if (const auto cause = store_->failure(key_)) {
+                    poison(*cause, std::nullopt, false);
+                    return true;
+                }
+                found.judge_failed(e.what());
+                poison(found.text());
+                return !found.missing().empty();
+            }
+        } catch (const std::exception&) {}  // the store is gone: NCCL's words have to do
+        poison(e.what());
+        return false;
+    }
     [[nodiscard]] bool poisoned() const noexcept { return poisoned_.load(std::memory_order_acquire); }
     /// Waits until NCCL has let go of streams and buffers, then throws.
     /// Errors  timeout_error, once, when this rank found that somebody is missing; aborted_error otherwise.
@@ -179,7 +191,7 @@ public:
             end_handle(handle, device_, ncclCommDestroy);
         }
         std::unique_lock lock(mutex_);
-        std::erase_if(channels_, [&](const watched& w) { return w.channel == c; });
+        std::erase_if(channels_, [&](const nccl_watched& w) { return w.channel == c; });
         count_ = channels_.size();
         // The stream may be the caller's, who may destroy it next. And the watchdog must not be the one who frees
         // memory, for which CUDA may wait for the device.
@@ -187,9 +199,9 @@ public:
     }
 
 private:
-    [[nodiscard]] static std::vector<std::shared_ptr<nccl_channel>> all_of(const std::vector<watched>& channels) {
+    [[nodiscard]] static std::vector<std::shared_ptr<nccl_channel>> all_of(const std::vector<nccl_watched>& channels) {
         std::vector<std::shared_ptr<nccl_channel>> all;
-        for (const watched& w : channels) { all.push_back(w.channel); }
+        for (const nccl_watched& w : channels) { all.push_back(w.channel); }
         return all;
     }
 
@@ -233,7 +245,7 @@ private:
             changed_.wait_for(lock, period, [&] { return ending_ || (poisoned() && !aborted_); });
             if (ending_) { return; }
             if (aborted_) { continue; }
-            std::vector<watched> now = channels_;
+            std::vector<nccl_watched> now = channels_;
             const std::size_t known = additions_;
             looking_ = true;
             const bool left = cause_due_ && clock_type::now() >= *cause_due_;
@@ -246,12 +258,12 @@ private:
             }
             const bool failed = poisoned();  // who poisons from here on is heard at the next look
             if (failed) {
-                for (watched& w : now) { w.marker.reset(); }
+                for (nccl_watched& w : now) { w.marker.reset(); }
                 abort_all(all_of(now), device_);
             }
             lock.lock();
-            for (watched& w : channels_) {  // the list may have changed
-                for (watched& seen : now) {
+            for (nccl_watched& w : channels_) {  // the list may have changed
+                for (nccl_watched& seen : now) {
                     if (seen.channel == w.channel) { w = std::move(seen); }
                 }
             }
@@ -262,57 +274,37 @@ private:
         }
     }
 
-    void look_around(std::vector<watched>& channels) {
+    void look_around(std::vector<nccl_watched>& channels) {
         if (store_ != nullptr) {
             if (const auto cause = store_->failure(key_)) { return poison(*cause, std::nullopt, false); }
             if (store_->failure(nccl_absence::question(key_))) { publish(channels); }
         }
-        for (watched& w : channels) {
+        for (nccl_watched& w : channels) {
             nccl_channel& c = *w.channel;
             const deadline now = clock_type::now();
             const auto since = c.inside_since.load(std::memory_order_relaxed);
             const bool inside = since != 0 && now - deadline(duration(since)) > timeout;
             bool late = false;
-            if (std::unique_lock in_use(c.in_use, std::try_to_lock); in_use.owns_lock()) {
-                expect_healthy(c);
-                late = mark(w, now);
+            try {
+                if (std::unique_lock in_use(c.in_use, std::try_to_lock); in_use.owns_lock()) {
+                    w.expect_healthy();
+                    late = w.is_late(now, timeout);
+                }
+            } catch (const backend_error& e) {
+                publish(channels);
+                static_cast<void>(poison(c, e));
+                return;
             }
             if (inside || late) { return explain(c, late ? w.marked : c.progress(), channels); }
         }
     }
-    void expect_healthy(const nccl_channel& c) const {
-        const ncclComm_t handle = c.comm.load();
-        if (handle == nullptr) { return; }
-        ncclResult_t code = ncclSuccess;
-        check_nccl(ncclCommGetAsyncError(handle, &code), "ncclCommGetAsyncError", c.context());
-        if (code != ncclSuccess && code != ncclInProgress) { raise_nccl(code, "asynchronous work", c.context()); }
-    }
-    // Puts an event behind new work. True when the last one has not been reached in time.
-    [[nodiscard]] bool mark(watched& w, deadline now) const {
-        nccl_channel& c = *w.channel;
-        if (w.marker) {
-            if (!w.marker->ready()) { return now - w.marked_at > timeout; }
-            w.marker.reset();
-        }
-        const nccl_position p = c.position();
-        const nccl_position& before = w.marked.at;
-        if ((p.collectives == before.collectives && p.exchanges == before.exchanges) || c.queue.capture() != 0) {
-            return false;
-        }
-        auto marker = c.queue.record();
-        if (c.queue.capture() != 0) { return false; }  // one that began meanwhile has the event: it must not be queried
-        w.marked = c.progress();
-        w.marked_at = now;
-        w.marker = std::move(marker);
-        return false;
-    }
-
-    void publish(const std::vector<watched>& channels) {
+    void publish(const std::vector<nccl_watched>& channels) {
+        if (store_ == nullptr) { return; }
         std::vector<nccl_position> positions;
-        for (const watched& w : channels) { positions.push_back(w.channel->position()); }
+        for (const nccl_watched& w : channels) { positions.push_back(w.channel->position()); }
         nccl_absence::answer(*store_, key_, rank, positions);
     }
-    void explain(const nccl_channel& c, const nccl_progress& stuck, const std::vector<watched>& channels) {
+    void explain(const nccl_channel& c, const nccl_progress& stuck, const std::vector<nccl_watched>& channels) {
         if (store_ == nullptr) {
             const std::string text =
                 formatted("{}: did not complete within {:.3g} s; who is missing is known only with a store{}",
@@ -320,8 +312,9 @@ private:
             return poison(text, timeout_error(text, {}, stuck.context), true);
         }
         publish(channels);
-        const nccl_absence found(*store_, key_, rank, c.members, stuck, timeout);
+        nccl_absence found(*store_, key_, rank, c.members, stuck.at.id, timeout);
         if (found.failed_elsewhere()) { return; }  // the next look hears of it
+        found.judge_late(stuck, timeout);
         poison(found.text(), timeout_error(found.text(), found.missing(), stuck.context), true);
     }
 };
