@@ -130,13 +130,17 @@ def summary(values):
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "rounds": values}
 
 
+def spoken(words):
+    """A command line without the folders of one machine."""
+    return shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in words)
+
+
 def describe(name, program, runs, o, ours):
     """What the report says of one program. tutti_over_it: tutti's tokens/s over its own, round by round."""
     per_step = o.batch * CONTEXT
     speeds = [per_step / (1e-3 * r["milliseconds"]) for r in runs]
-    words = [os.path.basename(word) if os.path.isabs(word) else word for word in program.line(o, o.steps)]
-    entry = {"command": shlex.join(words), "step_milliseconds": summary([r["milliseconds"] for r in runs]),
-             "tokens_per_second": summary(speeds),
+    entry = {"command": spoken(program.line(o, o.steps)),
+             "step_milliseconds": summary([r["milliseconds"] for r in runs]), "tokens_per_second": summary(speeds),
              "model_flops_per_second": FLOPS_PER_TOKEN * statistics.median(speeds), "loss": runs[-1]["loss"],
              "card": [r["card"] for r in runs]}
     if ours and name != "tutti":
@@ -222,7 +226,7 @@ def measure(o, folder):
     print_table(entries, peak)
     return {
         "bench": "transformer_peers",
-        "command": shlex.join([os.path.basename(sys.argv[0])] + sys.argv[1:]),
+        "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
         "device": name,
         "configuration": {"vocabulary": VOCABULARY, "layers": LAYERS, "heads": HEADS, "width": WIDTH,
                           "context": CONTEXT, "batch": o.batch, "precision": "bf16"},
@@ -243,7 +247,7 @@ def main():
     parser.add_argument("--torch", metavar="PATH", help="transformer_step_cuda_torch.py, run by this very Python")
     parser.add_argument("--llmc", metavar="PATH", help="train_gpt2cu of llm.c, built with USE_CUDNN=1")
     parser.add_argument("--llmc-arguments", default="-r 0 -ge 2",
-                        help="recomputation and fusion (%(default)s, its fastest)")
+                        help="recomputation and fused GELU (%(default)s); -ge 0 may be as fast")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="timed steps of one program in one round")
     parser.add_argument("--warmup", type=int, default=20, help="steps before them")
