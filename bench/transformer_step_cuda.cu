@@ -95,10 +95,11 @@ public:
 
 int main(int argc, char** argv) try {
     sizes o;
-    int steps = 50;
+    int steps = 50, warmup = 10;
     std::string json;
     CLI::App app("One training step of GPT-2 on one GPU, bfloat16");
     app.add_option("--steps", steps, "timed steps")->check(CLI::Range(1, 1'000'000))->capture_default_str();
+    app.add_option("--warmup", warmup, "steps before them")->check(CLI::Range(1, 1'000'000))->capture_default_str();
     app.add_option("--batch", o.batch, "sequences a step")->check(CLI::Range(1, 100'000))->capture_default_str();
     app.add_option("--micro-batch", o.micro_batch, "sequences at a time; default: all")->check(CLI::Range(1, 100'000));
     app.add_option("--vocabulary", o.model.vocabulary, "tokens there are")
@@ -127,10 +128,10 @@ int main(int argc, char** argv) try {
     std::vector<double> seconds;
     double first_loss = 0, loss = 0;
     auto before = clock_type::now();
-    for (int i = -5; i < steps; ++i) {  // five to warm up
+    for (int i = -warmup; i < steps; ++i) {
         loss = train();
         const auto now = clock_type::now();
-        if (i == -5) { first_loss = loss; }
+        if (i == -warmup) { first_loss = loss; }
         if (i >= 0) { seconds.push_back(std::chrono::duration<double>(now - before).count()); }
         before = now;
     }
@@ -160,6 +161,7 @@ int main(int argc, char** argv) try {
           {"recompute", o.recompute},
           {"precision", "bf16"}}},
         {"parameters", train.parameters()},
+        {"warmup", warmup},
         {"steps", steps},
         {"step_milliseconds", {{"median", 1e3 * step}, {"min", 1e3 * bench::summarize(seconds).min}}},
         {"tokens_per_second", tokens_per_step / step},

@@ -26,6 +26,7 @@ def peak_of(card):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--warmup", type=int, default=10, help="steps before them")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--vocabulary", type=int, default=50257)
     parser.add_argument("--context", type=int, default=1024)
@@ -53,7 +54,7 @@ def main():
     loss_value = 0.0
     first_loss = None
     before = time.perf_counter()
-    for i in range(-10, o.steps):
+    for i in range(-o.warmup, o.steps):
         at = torch.randint(len(text) - o.context - 1, (o.batch, 1), device=device)
         sample = text[at + offsets]
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -85,6 +86,7 @@ def main():
                           "context": o.context, "batch": o.batch, "compile": not o.eager,
                           "precision": "bf16 autocast"},
         "parameters": parameters,
+        "warmup": o.warmup,
         "steps": o.steps,
         "step_milliseconds": {"median": 1e3 * step, "min": 1e3 * min(step_times)},
         "tokens_per_second": tokens / step,
