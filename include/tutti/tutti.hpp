@@ -46,6 +46,12 @@
 #include <tutti/schedule/ticket.hpp>
 #include <tutti/schedule/timeline.hpp>
 
+// compress: which level of compression each layer gets
+#include <tutti/compress/critical_regime.hpp>
+#include <tutti/compress/level_choice.hpp>
+#include <tutti/compress/level_schedule.hpp>
+#include <tutti/compress/level_table.hpp>
+
 // optimize: optimizers, learning rates, clipping
 #include <tutti/optimize/adamw.hpp>
 #include <tutti/optimize/clip.hpp>
