@@ -46,7 +46,8 @@
 #include <tutti/schedule/ticket.hpp>
 #include <tutti/schedule/timeline.hpp>
 
-// compress: which level of compression each layer gets
+// compress: what compressors are, and which level each layer gets
+#include <tutti/compress/compressor.hpp>
 #include <tutti/compress/critical_regime.hpp>
 #include <tutti/compress/level_choice.hpp>
 #include <tutti/compress/level_schedule.hpp>
