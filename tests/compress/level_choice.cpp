@@ -268,6 +268,9 @@ TEST_CASE("of equal costs the smaller error is taken") {
         CHECK(c.cost == 3);
         CHECK(c.error == 2);
     }
+    // Again two of cost 3; here both end in the second of two bins, where one of them goes on.
+    const instance k{{{1, 2}, {2, 1}}, {{2, 0}, {1, 2.6}}, {1, 1}};
+    CHECK(choose_levels(k.table(), k.uniform, {.alpha = 1.5, .solver = level_solver::carried, .bins = 2}).error == 2.6);
 }
 
 TEST_CASE("one layer, one option, no layers") {
