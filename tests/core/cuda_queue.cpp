@@ -1,16 +1,20 @@
 // cuda_queue without a device: order, storage, copies, waits and errors, over a fake of the CUDA runtime.
 #include <tutti/core/cuda_queue.hpp>  // under test
 
-#include <chrono>   // deadlines
-#include <utility>  // move
-#include <vector>   // data
+#include <algorithm>  // max
+#include <chrono>     // deadlines
+#include <optional>   // marks
+#include <thread>     // delays
+#include <utility>    // move
+#include <vector>     // data
 
 #include <doctest/doctest.h>  // checks
 
-#include <tutti/core/buffer.hpp>    // storage
-#include <tutti/core/deadline.hpp>  // after
-#include <tutti/core/error.hpp>     // errors
-#include <tutti/core/run.hpp>       // fetch
+#include <tutti/core/buffer.hpp>     // storage
+#include <tutti/core/cuda_mark.hpp>  // marks
+#include <tutti/core/deadline.hpp>   // after
+#include <tutti/core/error.hpp>      // errors
+#include <tutti/core/run.hpp>        // fetch
 
 #include <support/fake_cuda.hpp>  // kernels, failures, counts
 
@@ -107,6 +111,8 @@ TEST_CASE_FIXTURE(fixture, "each call's error is told once, with CUDA's words, a
         CHECK(cudaPeekAtLastError() == cudaSuccess);
     };
     failing("cudaEventRecord", [&] { static_cast<void>(q.record()); });
+    static_cast<void>(q.mark());
+    failing("cudaEventRecord", [&] { static_cast<void>(q.mark()); });
     const auto e = q.record();
     failing("cudaEventQuery", [&] { static_cast<void>(e.ready()); });
     failing("cudaStreamWaitEvent", [&] { q.wait(e); });
@@ -121,13 +127,100 @@ TEST_CASE_FIXTURE(fixture, "each call's error is told once, with CUDA's words, a
     CHECK(q.account().live() == 4);
 }
 
+TEST_CASE_FIXTURE(fixture, "a mark knows when it was reached, on the host's clock and after an earlier one") {
+    const cuda_queue q(0);
+    q.record().wait_host(after(10s));
+    const duration exact = detail::cuda_clock::of(0).uncertainty() + 1us;
+    const deadline before = clock_type::now();
+    const auto begin = q.mark();
+    REQUIRE(begin.has_value());
+    q.record().wait_host(after(10s));
+    const deadline between = clock_type::now();
+    std::optional<cuda_mark> end;
+    {
+        const fake::hold held(q.stream());
+        end = q.mark();
+        CHECK(begin->ready());
+        CHECK_FALSE(end->ready());
+        std::this_thread::sleep_for(5ms);
+    }
+    q.record().wait_host(after(10s));
+    const deadline done = clock_type::now();
+    REQUIRE(end->ready());
+    CHECK(begin->when() >= before - exact);
+    CHECK(begin->when() <= between + exact);
+    CHECK(end->when() >= between + 5ms - exact);
+    CHECK(end->when() <= done + exact);
+    const duration off = end->since(*begin) - (end->when() - begin->when());
+    CHECK(off <= 1us);
+    CHECK(off >= -1us);
+}
+
+TEST_CASE_FIXTURE(fixture, "after hours of marks neighbors still fit each other to the microsecond") {
+    const cuda_queue q(3);  // whose clock no other case sees
+    const auto first = q.mark();
+    q.record().wait_host(after(10s));
+    deadline before = first->when();
+    const fake::virtual_time virtual_time;
+    duration worst{0};
+    for (int i = 0; i < 20000; ++i) {  // 5.5 hours, after which floats of milliseconds are 2 ms apart
+        fake::spend(q.stream(), 1000003us);
+        const auto m = q.mark();
+        q.record().wait_host(after(10s));
+        const deadline now = m->when();
+        if (i > 0) { worst = std::max(worst, std::chrono::abs(now - before - 1000003us)); }
+        before = now;
+    }
+    CHECK(worst < 1us);
+}
+
+TEST_CASE_FIXTURE(fixture, "marks take events with timing from a pool, records take others") {
+    const cuda_queue q(0);
+    std::vector<cuda_mark> marks;
+    const auto take = [&] {
+        for (int i = 0; i < 8; ++i) { marks.push_back(*q.mark()); }
+        marks.clear();
+    };
+    take();
+    const auto timed = fake::calls("cudaEventCreate"), untimed = fake::calls("cudaEventCreateWithFlags");
+    const auto waits = fake::host_waits();
+    for (int i = 0; i < 100; ++i) { take(); }
+    CHECK(fake::calls("cudaEventCreate") == timed);
+    CHECK(fake::calls("cudaEventCreateWithFlags") == untimed);
+    CHECK(fake::host_waits() == waits);
+    static_cast<void>(q.record());
+    CHECK(fake::calls("cudaEventCreateWithFlags") == untimed + 1);
+    q.record().wait_host(after(10s));
+}
+
+TEST_CASE_FIXTURE(fixture, "there are no marks in a capture, and those beside it may be asked") {
+    const cuda_queue q(0), beside = q.sibling();
+    const auto before = q.mark();
+    q.record().wait_host(after(10s));
+    cudaGraph_t graph = nullptr;
+    REQUIRE(cudaStreamBeginCapture(q.stream(), cudaStreamCaptureModeGlobal) == cudaSuccess);
+    CHECK_FALSE(q.mark().has_value());
+    const auto other = beside.mark();
+    REQUIRE(other.has_value());
+    while (!other->ready()) { std::this_thread::yield(); }
+    CHECK(before->ready());
+    CHECK(other->since(*before) > 0s);
+    CHECK(other->when() > before->when());
+    REQUIRE(cudaStreamEndCapture(q.stream(), &graph) == cudaSuccess);  // not spoiled
+    CHECK(cudaGraphDestroy(graph) == cudaSuccess);
+    CHECK(q.mark().has_value());
+}
+
 TEST_CASE_FIXTURE(fixture, "after a fault every call fails, and nothing is thrown where things end") {
     const auto before = fake::live_allocations();
     {
         const cuda_queue q(0);
         const buffer<int, cuda_queue> x(q, 1);
         const auto e = q.record();
+        const auto m = q.mark();
         fake::fault(0);
+        CHECK_THROWS_AS(static_cast<void>(m->ready()), backend_error);
+        CHECK_THROWS_AS(static_cast<void>(q.mark()), backend_error);
         CHECK_THROWS_AS(e.wait_host(after(std::chrono::seconds(10))), backend_error);
         CHECK_THROWS_AS(static_cast<void>(q.record()), backend_error);
         CHECK_THROWS_AS(static_cast<void>(q.allocate(8)), backend_error);

@@ -32,6 +32,17 @@ public:
     hold& operator=(const hold&) = delete;
     ~hold();
 };
+/// While it lives, the times of events are virtual: every stream has a clock of its own that starts at zero, `spend`
+/// alone advances it, and who waits for an event takes over its time where that is later.
+class virtual_time {
+public:
+    virtual_time();
+    virtual_time(const virtual_time&) = delete;
+    virtual_time& operator=(const virtual_time&) = delete;
+    ~virtual_time();
+};
+/// Work that takes so long, in the stream's order: virtual time, or real time where that is what events tell.
+void spend(cudaStream_t stream, std::chrono::nanoseconds length);
 
 // --- failure --------------------------------------------------------------------------------------------------------
 /// The n-th call of `function` from now, counted from 1, does nothing and returns `code`.

@@ -30,10 +30,15 @@ struct stream {
 };
 struct event {
     cudaEvent_t handle = nullptr;
-    event() { ok(cudaEventCreateWithFlags(&handle, cudaEventDisableTiming)); }
+    explicit event(unsigned flags = cudaEventDisableTiming) { ok(cudaEventCreateWithFlags(&handle, flags)); }
     event(const event&) = delete;
     event& operator=(const event&) = delete;
     ~event() { cudaEventDestroy(handle); }
+};
+struct timed_event : event {
+    explicit timed_event(int device = 0) : event((ok(cudaSetDevice(device)), cudaEventDefault)) {
+        ok(cudaSetDevice(0));
+    }
 };
 int* device_ints(std::size_t count, cudaStream_t s) {
     void* p = nullptr;
@@ -115,6 +120,63 @@ TEST_CASE_FIXTURE(fixture, "an event means its last record, and may be destroyed
     ok(cudaStreamSynchronize(b.handle));
     CHECK(through);
     CHECK(fake::live_events() == 0);
+}
+
+TEST_CASE_FIXTURE(fixture, "virtual time: streams have clocks of their own, and who waits takes over the later time") {
+    const fake::virtual_time virtual_time;
+    fake::delay(5, 200us);
+    const stream a, b, there(1);
+    const timed_event begin, a3, a10, b7, elsewhere(1);
+    ok(cudaEventRecord(begin.handle, b.handle));
+    fake::spend(a.handle, 3ms);
+    ok(cudaEventRecord(a3.handle, a.handle));
+    fake::spend(a.handle, 7ms);
+    ok(cudaEventRecord(a10.handle, a.handle));
+    fake::spend(b.handle, 4500us);
+    ok(cudaStreamWaitEvent(b.handle, a3.handle, 0));  // 3 is before 4.5
+    fake::spend(b.handle, 2500us);
+    ok(cudaEventRecord(b7.handle, b.handle));
+    ok(cudaStreamWaitEvent(b.handle, a10.handle, 0));  // 10 is after 7
+    ok(cudaStreamSynchronize(b.handle));
+    ok(cudaEventRecord(elsewhere.handle, there.handle));
+    ok(cudaStreamSynchronize(there.handle));
+    const auto elapsed = [](const timed_event& from, const timed_event& to) {
+        float ms = -1;
+        ok(cudaEventElapsedTime(&ms, from.handle, to.handle));
+        return ms;
+    };
+    CHECK(elapsed(begin, a3) == 3.0f);
+    CHECK(elapsed(begin, a10) == 10.0f);
+    CHECK(elapsed(begin, b7) == 7.0f);
+    CHECK(elapsed(a10, b7) == -3.0f);
+    CHECK(elapsed(b7, b7) == 0.0f);
+    const timed_event later;
+    ok(cudaEventRecord(later.handle, b.handle));
+    ok(cudaStreamSynchronize(b.handle));
+    CHECK(elapsed(begin, later) == 10.0f);
+    float ms = 0;
+    CHECK(cudaEventElapsedTime(&ms, begin.handle, elsewhere.handle) == cudaErrorInvalidResourceHandle);
+    const event untimed;
+    ok(cudaEventRecord(untimed.handle, a.handle));
+    CHECK(cudaEventElapsedTime(&ms, begin.handle, untimed.handle) == cudaErrorInvalidResourceHandle);
+    {
+        const fake::hold held(a.handle);
+        ok(cudaEventRecord(a10.handle, a.handle));
+        CHECK(cudaEventElapsedTime(&ms, begin.handle, a10.handle) == cudaErrorNotReady);
+    }
+    cudaGetLastError();
+}
+
+TEST_CASE_FIXTURE(fixture, "real time passes while a stream spends it") {
+    const stream s;
+    const timed_event begin, end;
+    ok(cudaEventRecord(begin.handle, s.handle));
+    fake::spend(s.handle, 5ms);
+    ok(cudaEventRecord(end.handle, s.handle));
+    ok(cudaStreamSynchronize(s.handle));
+    float ms = 0;
+    ok(cudaEventElapsedTime(&ms, begin.handle, end.handle));
+    CHECK(ms >= 5.0f);
 }
 
 TEST_CASE_FIXTURE(fixture, "a destroyed stream ends its work first") {

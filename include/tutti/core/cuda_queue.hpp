@@ -9,12 +9,14 @@
 #include <cstdint>      // captures
 #include <cstring>      // memcpy
 #include <memory>       // shared by handles
+#include <optional>     // marks
 #include <string_view>  // names of operations
 #include <thread>       // waits
 #include <utility>      // move
 
 #include <cuda_runtime_api.h>
 
+#include <tutti/core/cuda_mark.hpp>           // cuda_mark
 #include <tutti/core/deadline.hpp>            // deadline
 #include <tutti/core/detail/cuda_stream.hpp>  // streams, pools, checks
 #include <tutti/core/elementwise.hpp>         // copy_operation
@@ -30,11 +32,13 @@ namespace tutti {
 /// Semantics    a handle; copies share the stream. The stream does not wait for the legacy default stream. Storage is
 ///              allocated and released in the stream's order, from one pool a device that keeps what was released.
 ///   record     the point after all work so far; wait(e) orders later work behind it without blocking the host.
+///   mark       a point that will know when it was reached; nothing while the stream is captured: a graph has no times.
 ///   sibling    another stream of the same device and account.
 /// Threads      handles may be used from any thread, one at a time where the order of work matters.
 /// Determinism  work of one queue runs in order; work of different queues only as events say.
 /// Cost         record and wait: about a microsecond of the host's time each; allocation the same once the pool is
-///              warm.
+///              warm; mark the same, and about as much of the stream's. The first mark on a device waits for an idle
+///              stream, a millisecond or so.
 /// Errors       backend_error with CUDA's code, name and text; errors of asynchronous work appear at a later call.
 ///              After a fault on the device every call fails: CUDA has no way back but a new process.
 class cuda_queue {
@@ -52,26 +56,27 @@ class cuda_queue {
 
 public:
     using memory_type = device_memory;
+    using mark_type = cuda_mark;
     static constexpr bool executes_inline = false;
 
     /// A point in the work of a stream.
     class event_type {
         friend cuda_queue;
-        struct mark {
+        struct recorded {
             std::shared_ptr<detail::cuda_stream> stream;
             cudaEvent_t handle;
-            explicit mark(std::shared_ptr<detail::cuda_stream> s)
+            explicit recorded(std::shared_ptr<detail::cuda_stream> s)
                 : stream(std::move(s)), handle(stream->take_event()) {}
-            mark(const mark&) = delete;
-            mark& operator=(const mark&) = delete;
-            ~mark() { stream->give_event(handle); }
+            recorded(const recorded&) = delete;
+            recorded& operator=(const recorded&) = delete;
+            ~recorded() { stream->give_event(handle); }
         };
-        std::shared_ptr<mark> mark_;
-        explicit event_type(std::shared_ptr<mark> m) noexcept : mark_(std::move(m)) {}
+        std::shared_ptr<recorded> recorded_;
+        explicit event_type(std::shared_ptr<recorded> r) noexcept : recorded_(std::move(r)) {}
 
     public:
         [[nodiscard]] bool ready() const {
-            const cudaError_t code = cudaEventQuery(mark_->handle);
+            const cudaError_t code = cudaEventQuery(recorded_->handle);
             if (code == cudaErrorNotReady) {
                 cudaGetLastError();  // an answer, not an error
                 return false;
@@ -84,7 +89,7 @@ public:
         void wait_host(deadline limit) const {
             constexpr duration yielding = std::chrono::microseconds(200);
             const deadline start = clock_type::now();
-            detail::cuda_watchers& watchers = *mark_->stream->watchers;
+            detail::cuda_watchers& watchers = *recorded_->stream->watchers;
             bool patient = false;
             while (!ready()) {
                 const deadline now = clock_type::now();
@@ -105,7 +110,7 @@ public:
             }
             static_cast<void>(watchers.look());
         }
-        [[nodiscard]] cudaEvent_t native_handle() const noexcept { return mark_->handle; }
+        [[nodiscard]] cudaEvent_t native_handle() const noexcept { return recorded_->handle; }
     };
 
     /// A new stream on the current device.
@@ -121,12 +126,16 @@ public:
     }
 
     [[nodiscard]] event_type record() const {
-        event_type e(std::make_shared<typename event_type::mark>(stream_));
-        detail::check_cuda(cudaEventRecord(e.mark_->handle, stream_->handle), "cudaEventRecord");
+        event_type e(std::make_shared<typename event_type::recorded>(stream_));
+        detail::check_cuda(cudaEventRecord(e.recorded_->handle, stream_->handle), "cudaEventRecord");
         return e;
     }
+    [[nodiscard]] std::optional<cuda_mark> mark() const {
+        if (capture() != 0) { return std::nullopt; }
+        return cuda_mark(stream_->device, stream_->handle);
+    }
     void wait(const event_type& e) const {
-        detail::check_cuda(cudaStreamWaitEvent(stream_->handle, e.mark_->handle, 0), "cudaStreamWaitEvent");
+        detail::check_cuda(cudaStreamWaitEvent(stream_->handle, e.recorded_->handle, 0), "cudaStreamWaitEvent");
     }
     /// Storage aligned to 256 bytes, contents unspecified. Zero bytes give nullptr.
     [[nodiscard]] void* allocate(std::size_t bytes) const {
@@ -191,7 +200,7 @@ public:
         detail::check_cuda(cudaMemPoolTrimTo(detail::cuda_pool::of(device).handle(), 0), "cudaMemPoolTrimTo");
     }
 };
-static_assert(queue<cuda_queue>);
+static_assert(timed_queue<cuda_queue>);
 
 /// A host queue whose storage is page-locked: buffer<T, pinned_queue> is what copy engines reach asynchronously.
 ///

@@ -6,6 +6,7 @@
 #include <cstddef>   // size_t
 #include <memory>    // shared account
 #include <new>       // aligned operator new
+#include <optional>  // marks
 
 #include <tutti/core/deadline.hpp>  // event waits
 #include <tutti/core/memory.hpp>    // memory_account
@@ -28,6 +29,19 @@ concept queue = std::copyable<Q> && requires(Q q, typename Q::event_type& e, dea
     q.release(p, bytes);
     { q.account() } -> std::same_as<memory_account&>;
     { q.sibling() } -> std::same_as<Q>;  // another queue of the same rank: own order, same account
+};
+
+/// A queue that can tell when it got somewhere.
+///
+/// Semantics  `mark` is a point like `record`'s that knows, once it is `ready`, when it was reached: on the host's clock,
+///            and, more exactly, how long after an earlier mark of the queue. Nothing where the queue only takes notes
+///            of work that runs later. A mark that will never be reached throws when it is asked.
+template <class Q>
+concept timed_queue = queue<Q> && requires(const Q q, const typename Q::mark_type& m) {
+    { q.mark() } -> std::same_as<std::optional<typename Q::mark_type>>;
+    { m.ready() } -> std::same_as<bool>;
+    { m.when() } -> std::same_as<deadline>;
+    { m.since(m) } -> std::same_as<duration>;
 };
 
 /// Runs work at once on the calling thread.

@@ -12,7 +12,9 @@
 #include <utility>    // exchange
 
 #include <tutti/comm/communicator.hpp>  // communicator
+#include <tutti/core/queue.hpp>         // timed_queue
 #include <tutti/core/text.hpp>          // formatted
+#include <tutti/schedule/span.hpp>      // scoped_span
 #include <tutti/schedule/ticket.hpp>    // ticket
 
 namespace tutti::schedule {
@@ -20,7 +22,7 @@ namespace tutti::schedule {
 struct lane_options {
     /// Longest wait without progress. Twice the communicators' default: theirs passes first and names who is missing.
     duration timeout = 2 * default_timeout();
-    timeline* trace = nullptr;      ///< where waits and, on host lanes, work are recorded; must outlive the lane
+    timeline* trace = nullptr;      ///< where work and waits are recorded; must outlive the lane
     int trace_rank = -1;            ///< process of the trace; -1: the communicator's rank
     std::string consumer = "main";  ///< track on which waiting consumers appear
 };
@@ -76,6 +78,8 @@ private:
 ///   errors   an error in the work, or in a ticket it depends on, aborts the communicator's family, so that other ranks
 ///            end too. The lane has then failed: later work is not run, its tickets carry the first error.
 ///   drain    blocks until all submitted work is done; throws the lane's first error.
+///   trace    work is recorded where it ran, between host times or marks of a timed queue, and so are waits where they
+///            held a consumer up. Other queues have no times: only steps and waits of the host are recorded there.
 /// Order      ranks must submit the same collectives in the same order; lanes and the main communicator are
 ///            independent.
 /// Lifetime   destruction waits like ~ticket: for all work, aborting the family first when unwinding or overdue.
@@ -148,6 +152,7 @@ public:
             if (s.first_error == nullptr) {
                 try {
                     (order(q, after, s.timeout), ...);
+                    const scoped_span running(timed_queue<Q> ? s.trace : nullptr, s.own_track, name, q);
                     static_cast<void>(work(*s.comm));
                 } catch (...) {
                     s.first_error = std::current_exception();
@@ -223,6 +228,7 @@ private:
             } catch (...) { state_->abort_over("all work", "did not finish when the lane was destroyed"); }
         }
         const std::shared_ptr<state> last = std::exchange(state_, nullptr);
+        if (last->trace != nullptr) { last->trace->abandon(last->own_track); }
         const std::lock_guard lock(last->mutex);
         last->comm.reset();  // tickets may outlive the lane, its communicator does not
     }

@@ -11,6 +11,7 @@
 #include <tutti/comm/communicator.hpp>       // communicator
 #include <tutti/core/queue.hpp>              // queue
 #include <tutti/schedule/detail/worker.hpp>  // job
+#include <tutti/schedule/span.hpp>           // waits
 
 namespace tutti::schedule {
 
@@ -28,7 +29,7 @@ template <communicator C> class lane;
 ///            order holds.
 /// Threads    one thread at a time uses a ticket; different tickets are independent.
 /// Deadline   the lane's timeout, counted from the last job that the lane finished.
-/// Cost       waiting for finished work: one atomic load.
+/// Cost       waiting for finished work: one atomic load. On a device: an event, with a trace two marks around it.
 /// Errors     the work's; timeout_error past the deadline; usage_error when a lane's own work waits for that lane.
 template <queue Q> class ticket;
 
@@ -123,6 +124,8 @@ public:
         if (lane_ == nullptr) { return; }
         if (error_ != nullptr) { std::rethrow_exception(error_); }
         if constexpr (std::same_as<typename Consumer::event_type, typename Q::event_type>) {
+            timeline* const trace = timed_queue<Consumer> ? lane_->trace : nullptr;
+            const scoped_span held_up(trace, lane_->consumer_track, name_, consumer, span_kind::wait);
             order(consumer);
             ordered_ = true;
         } else {

@@ -1,6 +1,6 @@
 // timeline: spans of work, waits and steps per rank and track; Chrome trace JSON for Perfetto; exposed communication.
 // Needs core/deadline. A null timeline costs one branch, so lanes and strategies carry a pointer and record when it is
-// set. Metrics: exposed time is what a consumer spent blocked in tickets (the sum of its wait spans).
+// set. Metrics: exposed time is what a consumer, a thread or a stream, spent held up by tickets (its wait spans).
 #pragma once
 
 #include <algorithm>    // sort
@@ -8,24 +8,29 @@
 #include <cstdint>      // track numbers
 #include <cstdio>       // the trace file
 #include <cstring>      // strerror
+#include <deque>        // pending spans
+#include <memory>       // pending spans
 #include <mutex>        // ranks of one process share a timeline
+#include <optional>     // marks
 #include <span>         // pieces of a document
 #include <string>       // names, JSON
 #include <string_view>  // names
+#include <utility>      // move
 #include <vector>       // spans
 
 #include <cerrno>  // why a file could not be written
 
-#include <tutti/core/deadline.hpp>         // clock_type
-#include <tutti/core/error.hpp>            // backend_error
-#include <tutti/core/text.hpp>             // formatted
-#include <tutti/schedule/detail/json.hpp>  // append_json_string
+#include <tutti/core/deadline.hpp>                 // clock_type
+#include <tutti/core/error.hpp>                    // backend_error
+#include <tutti/core/text.hpp>                     // formatted
+#include <tutti/schedule/detail/json.hpp>          // append_json_string
+#include <tutti/schedule/detail/pending_span.hpp>  // span_between
 
 namespace tutti::schedule {
 
 enum class span_kind : std::uint8_t {
     work,  ///< something ran
-    wait,  ///< a consumer was blocked: exposed
+    wait,  ///< a consumer was held up: exposed
     step   ///< one optimizer step, the unit of per-step figures
 };
 
@@ -39,6 +44,7 @@ struct span_total {
 
 /// One step: its duration and the part of it spent in waits.
 struct step_total {
+    deadline begin{};
     double seconds = 0;
     double exposed = 0;
 };
@@ -46,12 +52,15 @@ struct step_total {
 /// Collects spans of all ranks of a process.
 ///
 /// Semantics    a track is a row of the picture: (rank, name); rank becomes the process and name the thread of the
-///              trace. Spans are host times. The timeline must outlive the lanes and strategies that write to it.
+///              trace. Spans lie between host times, or between marks of a timed queue: those are pending until the
+///              queue has got there, which later calls notice; nothing ever waits for them. What reads the timeline
+///              sees what has been reached. The timeline must outlive the lanes and strategies that write to it.
 /// Threads      all members may be called from any thread.
 /// Units        seconds in summaries, microseconds since `origin` in the trace. Processes of one machine that pass the
 ///              same origin share a time axis.
-/// Cost         about 0.1 us and 32 bytes a span; out of memory drops spans (counted by `dropped`), it never fails the
-///              run.
+/// Cost         about 0.1 us and 32 bytes a span; between marks, two questions to their queue more.
+/// Errors       a trace never fails the run. A span is dropped, and counted by `dropped`, when memory is short, where a
+///              mark is empty (its queue was being captured, or failed), and when a mark will never be reached.
 class timeline {
 public:
     using track = std::uint32_t;
@@ -77,9 +86,34 @@ public:
         } catch (...) { ++dropped_; }
     }
 
+    /// The span between two marks of one queue.
+    template <class Mark>
+    void add(track t, std::string_view name, span_kind kind, std::optional<Mark> begin,
+             std::optional<Mark> end) noexcept {
+        const std::lock_guard lock(mutex_);
+        while (!pending_.empty() && settled(pending_.front())) { pending_.pop_front(); }
+        if (!begin || !end) {
+            ++dropped_;
+            return;
+        }
+        try {
+            using between = detail::span_between<Mark>;
+            pending_.push_back(
+                {std::make_unique<between>(*std::move(begin), *std::move(end)), number_of(name), t, kind});
+        } catch (...) { ++dropped_; }
+    }
+
+    /// Drops the pending spans of a track whose queue may never get there.
+    void abandon(track t) noexcept {
+        const std::lock_guard lock(mutex_);
+        settle();
+        dropped_ += std::erase_if(pending_, [t](const pending_record& p) { return p.where == t; });
+    }
+
     /// Totals of a rank's spans, by name and kind, the longest first; steps are not among them.
     [[nodiscard]] std::vector<span_total> totals(int rank) const {
         const std::lock_guard lock(mutex_);
+        settle();
         std::vector<span_total> all(2 * names_.size());  // of name i: work at 2i, waits at 2i + 1
         for (const span_record& s : spans_) {
             if (tracks_[s.where].rank != rank || s.kind == span_kind::step) { continue; }
@@ -96,9 +130,10 @@ public:
         return all;
     }
 
-    /// Seconds that consumers of a rank were blocked in tickets.
+    /// Seconds that consumers of a rank were held up by tickets.
     [[nodiscard]] double exposed(int rank) const {
         const std::lock_guard lock(mutex_);
+        settle();
         double total = 0;
         for (const span_record& s : spans_) {
             if (tracks_[s.where].rank == rank && s.kind == span_kind::wait) { total += seconds(s.end - s.begin); }
@@ -109,6 +144,7 @@ public:
     /// The rank's steps in order. A wait belongs to the step during which it began.
     [[nodiscard]] std::vector<step_total> steps(int rank) const {
         const std::lock_guard lock(mutex_);
+        settle();
         std::vector<span_record> marks;
         std::vector<span_record> waits;
         for (const span_record& s : spans_) {
@@ -122,7 +158,7 @@ public:
         std::vector<step_total> all;
         auto wait = waits.begin();
         for (const span_record& mark : marks) {
-            step_total step{seconds(mark.end - mark.begin), 0};
+            step_total step{mark.begin, seconds(mark.end - mark.begin), 0};
             while (wait != waits.end() && wait->begin < mark.begin) { ++wait; }
             for (; wait != waits.end() && wait->begin < mark.end; ++wait) {
                 step.exposed += seconds(wait->end - wait->begin);
@@ -134,17 +170,27 @@ public:
 
     [[nodiscard]] std::size_t size() const {
         const std::lock_guard lock(mutex_);
+        settle();
         return spans_.size();
     }
+    /// Spans that will never be among the others.
     [[nodiscard]] std::size_t dropped() const {
         const std::lock_guard lock(mutex_);
+        settle();
         return dropped_;
+    }
+    /// Spans whose queue has not got there.
+    [[nodiscard]] std::size_t pending() const {
+        const std::lock_guard lock(mutex_);
+        settle();
+        return pending_.size();
     }
 
     /// The events of this process as comma-separated JSON objects, for `document`; of spans, those that end at `since`
     /// or later.
     [[nodiscard]] std::string events(deadline since = deadline::min()) const {
         const std::lock_guard lock(mutex_);
+        settle();
         std::string out;
         out.reserve(128 * (spans_.size() + tracks_.size()));
         const auto comma = [&] {
@@ -227,6 +273,25 @@ private:
         track where;
         span_kind kind;
     };
+    struct pending_record {
+        std::unique_ptr<detail::pending_span> span;
+        std::uint32_t name;
+        track where;
+        span_kind kind;
+    };
+
+    // Is there nothing to wait for any more? Then it is among the spans, or dropped.
+    [[nodiscard]] bool settled(const pending_record& p) const noexcept {
+        try {
+            const auto times = p.span->times();
+            if (!times) { return false; }
+            spans_.push_back({times->first, times->second, p.name, p.where, p.kind});
+        } catch (...) { ++dropped_; }
+        return true;
+    }
+    void settle() const {
+        std::erase_if(pending_, [this](const pending_record& p) { return settled(p); });
+    }
 
     // The number of a name, made at its first use. A sorted list: names are few, and a map costs every includer compile
     // time.
@@ -253,27 +318,9 @@ private:
     std::vector<track_record> tracks_;
     std::vector<std::string> names_;     // by number
     std::vector<std::uint32_t> sorted_;  // numbers in the order of their names
-    std::vector<span_record> spans_;
-    std::size_t dropped_ = 0;
-};
-
-/// Records the time between its construction and its destruction. With a null timeline it does nothing.
-class scoped_span {
-    timeline* to_;
-    timeline::track track_;
-    std::string_view name_;
-    span_kind kind_;
-    deadline begin_;
-
-public:
-    /// `name` must outlive the span.
-    scoped_span(timeline* to, timeline::track track, std::string_view name, span_kind kind = span_kind::work)
-        : to_(to), track_(track), name_(name), kind_(kind), begin_(to == nullptr ? deadline{} : clock_type::now()) {}
-    scoped_span(const scoped_span&) = delete;
-    scoped_span& operator=(const scoped_span&) = delete;
-    ~scoped_span() {
-        if (to_ != nullptr) { to_->add(track_, name_, kind_, begin_, clock_type::now()); }
-    }
+    mutable std::vector<span_record> spans_;
+    mutable std::deque<pending_record> pending_;  // settled by whoever looks
+    mutable std::size_t dropped_ = 0;
 };
 
 }  // namespace tutti::schedule

@@ -23,6 +23,7 @@
 #include <tutti/optimize/publication.hpp>              // publication
 #include <tutti/schedule/bucket.hpp>                   // plan_buckets
 #include <tutti/schedule/lane.hpp>                     // lane
+#include <tutti/schedule/span.hpp>                     // moment_of
 #include <tutti/strategy/detail/gradient_storage.hpp>  // gradient_storage
 #include <tutti/strategy/detail/micro_batches.hpp>     // micro_batch_order
 #include <tutti/strategy/detail/parameter_list.hpp>    // expect_valid, agree_on
@@ -134,7 +135,7 @@ public:
     void begin(micro_batch m) {
         order_.begin(m);
         if (m.index == 0) {
-            if (trace_ != nullptr) { step_begin_ = clock_type::now(); }
+            if (trace_ != nullptr) { step_begin_ = schedule::moment_of(queue_); }
             gradients_.zero(queue_);
         }
         for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan_.buckets[b].count; }
@@ -164,7 +165,7 @@ public:
         const step_result result = advance(h, published_);
         if (result.skipped) { publish(); }  // an outer strategy may have changed owned() before
         if (trace_ != nullptr) {
-            trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, clock_type::now());
+            trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, schedule::moment_of(queue_));
         }
         return result;
     }
@@ -322,7 +323,7 @@ private:
     std::optional<std::uint64_t> rounding_seed_;
     schedule::timeline* trace_;
     schedule::timeline::track step_track_ = 0;
-    deadline step_begin_{};
+    schedule::moment<Q> step_begin_{};
     detail::micro_batch_order order_;
     parameters<T, M> parameters_;
     schedule::bucket_plan plan_;

@@ -77,7 +77,14 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end) {
     FAKE_CUDA_CALL(cudaEventElapsedTime);
-    const std::scoped_lock lock(start->mutex, end->mutex);
+    if (start->device != end->device) { return note(cudaErrorInvalidResourceHandle); }
+    if (faulted(start->device)) { return note(fault_of(start->device)); }
+    std::unique_lock first(start->mutex, std::defer_lock), second(end->mutex, std::defer_lock);
+    if (start == end) {
+        first.lock();
+    } else {
+        std::lock(first, second);
+    }
     if (start->last == nullptr || end->last == nullptr || ((start->flags | end->flags) & cudaEventDisableTiming) != 0) {
         return note(cudaErrorInvalidResourceHandle);
     }

@@ -57,10 +57,10 @@ class mark {
 public:
     [[nodiscard]] bool ready() const { return done_.load(std::memory_order_acquire); }
     [[nodiscard]] std::chrono::steady_clock::time_point when() const { return when_; }
-    void complete() {
+    void complete(std::chrono::steady_clock::time_point now) {
         {
             const std::lock_guard lock(mutex_);
-            when_ = std::chrono::steady_clock::now();
+            when_ = now;
             done_.store(true, std::memory_order_release);
         }
         happened_.notify_all();
@@ -135,6 +135,7 @@ struct CUstream_st {
     const unsigned long long id;
     std::atomic<bool> held{false};
     std::atomic<std::size_t> completed{0};
+    std::chrono::nanoseconds spent{0};  // virtual time; the stream's thread's own
 
     std::mutex mutex;  // of what follows; never taken by the stream's thread
     std::size_t enqueued = 0;

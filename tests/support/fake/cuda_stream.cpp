@@ -1,13 +1,14 @@
 // fake_cuda: streams as threads that work through what hosts append, and the order between them.
 // Needs fake/cuda_state.
-#include <atomic>   // flags
-#include <cerrno>   // interrupted waits
-#include <chrono>   // delays
-#include <memory>   // marks
-#include <mutex>    // locks
-#include <set>      // streams
-#include <thread>   // a stream's thread
-#include <utility>  // move
+#include <algorithm>  // max
+#include <atomic>     // flags
+#include <cerrno>     // interrupted waits
+#include <chrono>     // delays
+#include <memory>     // marks
+#include <mutex>      // locks
+#include <set>        // streams
+#include <thread>     // a stream's thread
+#include <utility>    // move
 
 #include <support/fake/cuda_state.hpp>  // declarations
 #include <support/oracle.hpp>           // mixed
@@ -25,11 +26,17 @@ struct registry {
     std::atomic<std::size_t> running{0};
     std::atomic<std::uint64_t> delay_seed{0};
     std::atomic<std::int64_t> delay_at_most{0};
+    std::atomic<int> virtual_times{0};
+    const std::chrono::steady_clock::time_point epoch = std::chrono::steady_clock::now();
 };
 registry& the() {
     static auto& r = *new registry;
     return r;
 }
+
+thread_local CUstream_st* worked_through = nullptr;  // by this thread
+
+bool time_is_virtual() { return the().virtual_times.load(std::memory_order_relaxed) != 0; }
 
 CUstream_st* make_stream(int device, unsigned flags, int priority) {
     auto* const s = new CUstream_st(device, flags, priority);
@@ -53,7 +60,9 @@ cudaError_t append(CUstream_st& s, work w) {
 }
 cudaError_t append_signal(CUstream_st& s, const std::shared_ptr<mark>& m) {
     auto* const i = new item;
-    i->run = [m] { m->complete(); };
+    i->run = [m] {
+        m->complete(time_is_virtual() ? the().epoch + worked_through->spent : std::chrono::steady_clock::now());
+    };
     i->signal = true;
     s.push(i);
     return cudaSuccess;
@@ -166,7 +175,12 @@ cudaError_t wait(CUstream_st& s, CUevent_st& e) {
         s.capturing->invalid = true;
         return cudaErrorStreamCaptureIsolation;
     }
-    return append(s, [m = e.last, device = s.device] { m->wait(device); });
+    return append(s, [m = e.last, device = s.device] {
+        m->wait(device);
+        if (m->ready() && time_is_virtual()) {
+            worked_through->spent = std::max(worked_through->spent, std::chrono::nanoseconds(m->when() - the().epoch));
+        }
+    });
 }
 
 cudaError_t order(cudaStream_t first, cudaStream_t behind) {
@@ -187,6 +201,17 @@ hold::~hold() { stream_->held = false; }
 void delay(std::uint64_t seed, std::chrono::microseconds at_most) {
     the().delay_seed.store(seed, std::memory_order_relaxed);
     the().delay_at_most.store(at_most.count(), std::memory_order_relaxed);
+}
+virtual_time::virtual_time() { ++the().virtual_times; }
+virtual_time::~virtual_time() { --the().virtual_times; }
+void spend(cudaStream_t stream, std::chrono::nanoseconds length) {
+    launch(stream, [length] {
+        if (time_is_virtual()) {
+            worked_through->spent += length;
+        } else {
+            std::this_thread::sleep_for(length);
+        }
+    });
 }
 std::size_t live_streams() { return the().running.load(std::memory_order_relaxed); }
 
@@ -212,6 +237,7 @@ void CUstream_st::push(item* i) {
 }
 void CUstream_st::work_through() {
     in_host_function() = true;
+    worked_through = this;
     for (std::size_t n = 0;; ++n) {
         while (sem_wait(&posted_) != 0 && errno == EINTR) {}
         item* const i = head_->next.load(std::memory_order_acquire);

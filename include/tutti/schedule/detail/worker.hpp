@@ -19,7 +19,8 @@
 #include <tutti/core/deadline.hpp>      // timeouts
 #include <tutti/core/error.hpp>         // usage_error, timeout_error
 #include <tutti/core/text.hpp>          // formatted
-#include <tutti/schedule/timeline.hpp>  // spans
+#include <tutti/schedule/span.hpp>      // spans
+#include <tutti/schedule/timeline.hpp>  // where they go
 
 namespace tutti::schedule::detail {
 
