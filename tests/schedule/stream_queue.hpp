@@ -11,6 +11,7 @@
 #include <memory>              // shared by handles
 #include <mutex>               // work list
 #include <new>                 // storage
+#include <optional>            // marks
 #include <thread>              // the device
 
 #include <tutti/core/run.hpp>  // operation
@@ -67,6 +68,7 @@ public:
             std::mutex mutex;
             std::condition_variable changed;
             bool done = false;
+            deadline time{};
         };
         std::shared_ptr<shared> state_ = std::make_shared<shared>();
 
@@ -85,10 +87,17 @@ public:
             {
                 const std::lock_guard lock(state_->mutex);
                 state_->done = true;
+                state_->time = clock_type::now();
             }
             state_->changed.notify_all();
         }
+        [[nodiscard]] deadline when() const {
+            const std::lock_guard lock(state_->mutex);
+            return state_->time;
+        }
+        [[nodiscard]] duration since(const event_type& earlier) const { return when() - earlier.when(); }
     };
+    using mark_type = event_type;
 
     void enqueue(std::function<void()> f) const {
         {
@@ -102,6 +111,7 @@ public:
         enqueue([e] { e.happen(); });
         return e;
     }
+    [[nodiscard]] std::optional<mark_type> mark() const { return record(); }
     void wait(const event_type& e) const {
         enqueue([e] { e.wait_host(after(std::chrono::seconds(60))); });
     }
@@ -122,7 +132,7 @@ public:
         return q;
     }
 };
-static_assert(queue<stream_queue>);
+static_assert(timed_queue<stream_queue>);
 
 // Found by argument-dependent lookup, as a device's launch is.
 template <operation O> void launch(const stream_queue& q, const O& op) {

@@ -5,13 +5,17 @@
 #include <cstdio>             // the written file
 #include <fstream>            // the written file
 #include <map>                // events by name
+#include <memory>             // shared marks
 #include <nlohmann/json.hpp>  // an independent reader
+#include <optional>           // marks that could not be made
 #include <set>                // names
 #include <sstream>            // the written file
+#include <stdexcept>          // lost marks
 #include <thread>             // concurrent writers
 
 #include <tutti/comm/self.hpp>          // one rank
 #include <tutti/schedule/lane.hpp>      // who writes
+#include <tutti/schedule/span.hpp>      // scoped_span
 #include <tutti/schedule/timeline.hpp>  // timeline
 
 using namespace tutti;
@@ -30,6 +34,27 @@ std::vector<json> events_of(const std::string& text, const std::string& phase) {
     }
     return out;
 }
+
+// A mark that is reached when the test says so.
+class toy_mark {
+    struct state {
+        deadline time;
+        bool reached = false, lost = false;
+    };
+    std::shared_ptr<state> state_;
+
+public:
+    explicit toy_mark(deadline time) : state_(std::make_shared<state>(state{time})) {}
+    void reach() { state_->reached = true; }
+    void lose() { state_->lost = true; }
+    [[nodiscard]] long uses() const { return state_.use_count(); }
+    [[nodiscard]] bool ready() const {
+        if (state_->lost) { throw std::runtime_error("lost"); }
+        return state_->reached;
+    }
+    [[nodiscard]] deadline when() const { return state_->time; }
+    [[nodiscard]] duration since(const toy_mark& earlier) const { return state_->time - earlier.state_->time; }
+};
 
 }  // namespace
 
@@ -58,6 +83,8 @@ TEST_CASE("summaries") {
     const auto by_step = t.steps(0);
     REQUIRE(by_step.size() == 2);
     CHECK(by_step[0].seconds == doctest::Approx(0.01));
+    CHECK(by_step[0].begin == at(0));
+    CHECK(by_step[1].begin == at(20));
     CHECK(by_step[0].exposed == doctest::Approx(0.004));
     CHECK(by_step[1].exposed == doctest::Approx(0.002));
     CHECK(t.steps(1).empty());
@@ -73,6 +100,75 @@ TEST_CASE("summaries") {
     CHECK(totals[3].name == "warm-up");
     CHECK(t.size() == 9);
     CHECK(t.dropped() == 0);
+}
+
+TEST_CASE("spans between marks are pending until reached, and dropped when they never will be") {
+    const deadline start = clock_type::now();
+    const auto at = [&](int ms) { return start + std::chrono::milliseconds(ms); };
+    timeline t(start);
+    const auto lane = t.track_of(0, "lane");
+    const auto stuck = t.track_of(0, "stuck");
+    toy_mark a(at(1)), b(at(4)), c(at(6)), d(at(9)), never(at(10));
+    t.add<toy_mark>(lane, "first", span_kind::work, a, b);
+    t.add<toy_mark>(lane, "second", span_kind::wait, b, c);
+    t.add<toy_mark>(stuck, "third", span_kind::wait, c, d);
+    CHECK(t.size() == 0);
+    CHECK(t.pending() == 3);
+    CHECK(t.exposed(0) == 0);
+    a.reach();
+    CHECK(t.size() == 0);  // its end is missing
+    b.reach();
+    CHECK(t.size() == 1);
+    CHECK(t.pending() == 2);
+    d.reach();  // the third, although the second is still pending
+    CHECK(t.exposed(0) == doctest::Approx(0.003));
+    CHECK(t.totals(0).size() == 2);
+    c.reach();
+    CHECK(t.exposed(0) == doctest::Approx(0.005));
+    CHECK(t.pending() == 0);
+    CHECK(t.dropped() == 0);
+    const auto spans = events_of(t.chrome_trace(), "X");
+    REQUIRE(spans.size() == 3);
+    CHECK(spans[0].at("name") == "first");
+    CHECK(spans[0].at("ts").get<double>() == doctest::Approx(1000));
+    CHECK(spans[0].at("dur").get<double>() == doctest::Approx(3000));
+
+    t.add<toy_mark>(lane, "half captured", span_kind::work, a, std::nullopt);
+    t.add<toy_mark>(lane, "captured", span_kind::work, std::nullopt, b);
+    CHECK(t.dropped() == 2);
+    t.add<toy_mark>(lane, "lost", span_kind::work, a, never);
+    CHECK(t.pending() == 1);
+    never.lose();
+    CHECK(t.dropped() == 3);
+    CHECK(t.pending() == 0);
+
+    toy_mark e(at(11));
+    t.add<toy_mark>(stuck, "never", span_kind::work, a, e);
+    t.add<toy_mark>(stuck, "reached", span_kind::work, a, b);
+    t.add<toy_mark>(lane, "of others", span_kind::work, a, e);
+    t.abandon(stuck);
+    CHECK(t.dropped() == 4);
+    CHECK(t.pending() == 1);
+    CHECK(t.size() == 4);
+    e.reach();
+    CHECK(t.size() == 5);
+    CHECK(t.pending() == 0);
+}
+
+TEST_CASE("pending spans hold their marks no longer than needed") {
+    toy_mark a(clock_type::now()), b(clock_type::now()), c(clock_type::now());
+    {
+        timeline t;
+        const auto track = t.track_of(0, "lane");
+        for (int i = 0; i < 5; ++i) { t.add<toy_mark>(track, "x", span_kind::work, a, b); }
+        CHECK(b.uses() == 6);
+        a.reach();
+        b.reach();
+        t.add<toy_mark>(track, "x", span_kind::work, a, c);  // adding notices what has been reached
+        CHECK(b.uses() == 1);
+        CHECK(c.uses() == 2);
+    }
+    CHECK(c.uses() == 1);
 }
 
 TEST_CASE("the trace is complete and in microseconds") {

@@ -2,7 +2,9 @@
 // queue.
 #include <doctest/doctest.h>  // checks
 
+#include <chrono>  // delays
 #include <span>    // ranks of a child
+#include <thread>  // delays
 #include <vector>  // values
 
 #include "schedule/stream_queue.hpp"         // a device-like queue
@@ -12,6 +14,7 @@
 #include <tutti/core/virtual_queue.hpp>      // exact times
 #include <tutti/optimize/adamw.hpp>          // adamw
 #include <tutti/optimize/sgd.hpp>            // sgd
+#include <tutti/schedule/timeline.hpp>       // timeline
 #include <tutti/strategy/data_parallel.hpp>  // data_parallel
 
 using namespace tutti;
@@ -161,4 +164,37 @@ TEST_CASE("a virtual step takes exactly the time of what it overlaps and what it
         CHECK(step_time(s) == zero + 2000 + 1600 + norm + update);
         s.finish();
     }
+}
+
+TEST_CASE("on a stream a step begins and ends where the stream is, and its collectives lie inside") {
+    using device = comm::self<stream_queue>;
+    toy<float> t(test::layout::together);
+    strategy::parameters<float, stream_memory> list;
+    for (const auto& p : t.parameters) {
+        list.push_back({p.name, p.shape, p.decay, {p.value.data(), p.value.size()}, {}});
+    }
+    schedule::timeline trace;
+    data_parallel<device, sgd> s(device{}, {}, {.bucket_bytes = 256, .trace = &trace});
+    s.attach(list);
+    const auto sleep = [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
+    s.queue().enqueue(sleep);  // before the step, although the host begins the step meanwhile
+    const deadline begun = clock_type::now();
+    s.begin({0, 1});
+    for (std::size_t i = 0; i < list.size(); ++i) { s.gradient_ready(i); }
+    CHECK_FALSE(s.step({.learning_rate = 0.1}).skipped);
+    s.queue().enqueue(sleep);  // behind the step
+    s.flush();
+    CHECK(trace.pending() == 0);
+    CHECK(trace.dropped() == 0);
+    const auto steps = trace.steps(0);
+    REQUIRE(steps.size() == 1);
+    CHECK(steps[0].begin - begun > std::chrono::milliseconds(95));
+    CHECK(steps[0].seconds < 0.095);
+    CHECK(steps[0].exposed > 0);
+    double work = 0;
+    for (const auto& total : trace.totals(0)) {
+        if (total.kind == schedule::span_kind::work) { work += total.seconds; }
+    }
+    CHECK(work > 0);
+    CHECK(work < steps[0].seconds);
 }
