@@ -3,44 +3,19 @@
 #pragma once
 
 #include <algorithm>  // min, max
-#include <cmath>      // floor, pow
+#include <cmath>      // floor, ceil
 #include <string>     // SVG
 #include <utility>    // pair
 #include <vector>     // curves
 
 #include <fmt/format.h>  // coordinates
 
+#include "svg.hpp"
+
 namespace transformer {
 
 /// (step, loss in nats per token or byte) in ascending order of steps.
 using curve = std::vector<std::pair<int, double>>;
-
-namespace detail {
-
-/// The largest of 1, 2, 5 times a power of ten that gives at least four intervals in `span`.
-[[nodiscard]] inline double tick_distance(double span) {
-    const double power = std::pow(10.0, std::floor(std::log10(span / 4)));
-    const double digits = span / 4 / power;
-    return power * (digits >= 5 ? 5 : digits >= 2 ? 2 : 1);
-}
-
-[[nodiscard]] inline std::string escaped(const std::string& text) {
-    std::string out;
-    for (const char c : text) {
-        if (c == '&') {
-            out += "&amp;";
-        } else if (c == '<') {
-            out += "&lt;";
-        } else if (c == '>') {
-            out += "&gt;";
-        } else {
-            out += c;
-        }
-    }
-    return out;
-}
-
-}  // namespace detail
 
 /// Both curves are finite; `validation` is not empty. `unit` is what a loss is for: a byte, a token.
 [[nodiscard]] inline std::string loss_picture(const std::string& title, const curve& training, const curve& validation,
@@ -61,14 +36,9 @@ namespace detail {
     const auto x_of = [&](double step) { return left + (width - left - right) * step / last_step; };
     const auto y_of = [&](double loss) { return top + (height - top - bottom) * (high - loss) / (high - low); };
 
-    std::string svg =
-        fmt::format("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {0} {1}\" width=\"{0}\" height=\"{1}\" "
-                    "font-family=\"sans-serif\" font-size=\"13\" fill=\"#333\">\n<rect width=\"{0}\" height=\"{1}\" "
-                    "fill=\"#fff\"/>\n"
-                    "<text x=\"{2}\" y=\"28\" font-size=\"16\">{3}</text>\n",
-                    width, height, left, detail::escaped(title));
+    std::string svg = detail::svg_begin(width, height, left, title);
     const auto text = [&](double x, double y, const char* anchor, const std::string& what) {
-        svg += fmt::format("<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, what);
+        svg += detail::svg_text(x, y, anchor, what);
     };
     for (int i = 0; low + i * y_tick <= high + y_tick / 2; ++i) {
         const double loss = low + i * y_tick;

@@ -12,6 +12,7 @@
 
 #include <tutti/comm/counted.hpp>            // bytes on the wire
 #include <tutti/optimize/learning_rate.hpp>  // schedule
+#include <tutti/schedule/span.hpp>           // spans of the trace
 #include <tutti/schedule/timeline.hpp>       // trace, exposed communication
 
 #include "data.hpp"
@@ -120,9 +121,8 @@ template <class Comm> [[nodiscard]] std::vector<std::string> gather_texts(Comm& 
 /// Trains, evaluates, and returns the result on every rank.
 ///
 /// Semantics    collective over `world`, which itself carries only control, evaluation and statistics: training runs on
-///              a counted communicator that the device makes. `origin` is the traces' time zero. On a device that works
-///              asynchronously, spans of the trace are the host's: forward and backward show how long it took to queue
-///              them, the step ends when the norm of the gradient has arrived.
+///              a counted communicator that the device makes. `origin` is the traces' time zero. Spans of the trace lie
+///              where the work ran: on a GPU, between marks on its streams.
 /// Determinism  --ranks and --micro-batch change losses only through rounding.
 /// Errors       runtime_error when a gradient is not finite; mismatch_error when ranks end with different parameters.
 template <class Pipeline, class Device, class Comm>
@@ -175,7 +175,7 @@ template <class Pipeline, class Device, class Comm>
     r.peak_flops = device.peak_flops();
     std::vector<double> losses(static_cast<std::size_t>(o.steps));  // this rank's, then the mean over ranks
     std::vector<double> step_seconds;
-    std::vector<clock::time_point> begins;
+    const auto queue = strategy.queue();
     batch b;
     const double tokens_per_step = static_cast<double>(o.batch) * o.model.context;
     progress shown(o.steps, tokens_per_step, o.quiet || world.rank() != 0);
@@ -186,22 +186,24 @@ template <class Pipeline, class Device, class Comm>
     std::uint64_t sent_by_evaluation = 0;
 
     for (int step = 0; step < o.steps; ++step) {
-        begins.push_back(clock::now());
+        const auto begin = clock::now();
         for (int m = 0; m < micro_batches; ++m) {
             strategy.begin({m, micro_batches});
             draw(b, text.training(), o.seed, first_of(step, m), static_cast<std::size_t>(o.micro_batch),
                  o.model.context);
             {
-                const scoped_span forward(&trace, track, "forward");
+                const scoped_span forward(&trace, track, "forward", queue);
                 net.forward_training(strategy, b.in, b.targets, o.model.context, scale);
             }
-            const scoped_span backward(&trace, track, "backward");
+            const scoped_span backward(&trace, track, "backward", queue);
             net.backward(strategy);
         }
-        const auto stepped =
-            strategy.step({.learning_rate = rate(static_cast<std::uint64_t>(step)), .clip_norm = o.clip_norm});
+        const auto stepped = [&] {
+            const scoped_span optimizer(&trace, track, "optimizer", queue);
+            return strategy.step({.learning_rate = rate(static_cast<std::uint64_t>(step)), .clip_norm = o.clip_norm});
+        }();
         const double loss = net.take_loss() / (static_cast<double>(part) * o.model.context);
-        step_seconds.push_back(std::chrono::duration<double>(clock::now() - begins.back()).count());
+        step_seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
         if (stepped.skipped) {  // on all ranks at once
             throw std::runtime_error(
                 fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
@@ -210,7 +212,7 @@ template <class Pipeline, class Device, class Comm>
         shown.step(step + 1, loss, step_seconds.back(), [&] { return trace.exposed(world.rank()); });
 
         if ((step + 1) % o.eval_every == 0 && step + 1 < o.steps) {
-            const scoped_span evaluation(&trace, track, "evaluate");
+            const scoped_span evaluation(&trace, track, "evaluate", queue);
             strategy.flush();
             const std::uint64_t sent = wire->total().bytes;
             const auto common = strategy.consensus();
@@ -222,8 +224,12 @@ template <class Pipeline, class Device, class Comm>
     }
     strategy.flush();
     const std::uint64_t sent = wire->total().bytes - sent_before - sent_by_evaluation;
+    const auto steps_traced = trace.steps(world.rank());
     double exposed = 0;
-    for (const auto& step : trace.steps(world.rank())) { exposed += step.exposed; }
+    for (const auto& step : steps_traced) { exposed += step.exposed; }
+    if (const std::size_t lost = trace.dropped() + trace.pending(); lost != 0) {
+        shown.note(fmt::format("{} spans are missing in the trace and in the exposed communication", lost));
+    }
 
     strategy.finish();
     r.parameter_hash = net.hash();
@@ -260,9 +266,8 @@ template <class Pipeline, class Device, class Comm>
     for (const auto& record : world.gather_control({sent / static_cast<std::uint64_t>(o.steps), 0, 0, 0})) {
         r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
     }
-    const std::size_t traced =
-        std::min<std::size_t>(begins.size(), 1000);  // the end of a long run; a viewer takes no more
-    const auto since = begins[begins.size() - traced];
+    const std::size_t traced = std::min<std::size_t>(steps_traced.size(), 1000);  // a viewer takes no more
+    const auto since = traced == 0 ? origin : steps_traced[steps_traced.size() - traced].begin;
     r.trace = tutti::schedule::timeline::document(detail::gather_texts(world, trace.events(since)));
     return r;
 }

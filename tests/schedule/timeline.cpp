@@ -155,6 +155,24 @@ TEST_CASE("spans between marks are pending until reached, and dropped when they 
     CHECK(t.pending() == 0);
 }
 
+TEST_CASE("every summary sees what has been reached") {
+    const deadline now = clock_type::now();
+    const auto reached = [&](timeline& t) {
+        toy_mark a(now), b(now + 1ms);
+        const auto track = t.track_of(0, "main");
+        t.add<toy_mark>(track, "x", span_kind::wait, a, b);
+        t.add<toy_mark>(track, "x", span_kind::step, a, b);
+        b.reach();
+    };
+    timeline a, b, c, d, e;
+    for (timeline* const t : {&a, &b, &c, &d, &e}) { reached(*t); }
+    CHECK(a.size() == 2);
+    CHECK(b.exposed(0) == doctest::Approx(0.001));
+    CHECK(c.totals(0).size() == 1);
+    CHECK(d.steps(0).size() == 1);
+    CHECK(events_of(e.chrome_trace(), "X").size() == 2);
+}
+
 TEST_CASE("pending spans hold their marks no longer than needed") {
     toy_mark a(clock_type::now()), b(clock_type::now()), c(clock_type::now());
     {
