@@ -40,9 +40,10 @@
 #include <tutti/comm/threads.hpp>
 #include <tutti/comm/topology.hpp>
 
-// schedule: lanes, tickets, buckets, timelines
+// schedule: lanes, tickets, buckets, timelines and their spans
 #include <tutti/schedule/bucket.hpp>
 #include <tutti/schedule/lane.hpp>
+#include <tutti/schedule/span.hpp>
 #include <tutti/schedule/ticket.hpp>
 #include <tutti/schedule/timeline.hpp>
 

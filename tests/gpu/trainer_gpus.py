@@ -1,6 +1,7 @@
 """trainer_gpus.py TRANSFORMER [MPIRUN OPTIONS...]: the trainer on 1, 2 and 4 GPUs: the same losses at the same global
-batch, the same bits twice, and weights that survive a file. Ranks are threads, a GPU each, as far as there are GPUs;
-with mpirun they are processes too, which share GPUs where there are fewer, as hosts of their own for NCCL.
+batch, the same bits twice, weights that survive a file, and traces that say what reports say. Ranks are threads, a GPU
+each, as far as there are GPUs; with mpirun they are processes too, which share GPUs where there are fewer, as hosts of
+their own for NCCL.
 Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """
 
@@ -41,6 +42,33 @@ def processes(count, present):
     return command
 
 
+def check_trace(folder, report):
+    """Each rank's trace: steps one behind the other, in each of them forward, backward and the optimizer in this order,
+    and, over all ranks, the waits that the report calls exposed communication."""
+    with open(os.path.join(folder, "trace.json")) as file:
+        spans = [e for e in json.load(file)["traceEvents"] if e["ph"] == "X"]
+    exposed = 0
+    for rank in range(report["ranks"]):
+        own = sorted(((e["ts"], e["ts"] + e["dur"], e["name"], e["cat"]) for e in spans if e["pid"] == rank))
+        steps = [e for e in own if e[3] == "step"]
+        if len(steps) != report["steps"]:
+            sys.exit("rank %d: %d steps in the trace, %d in the report" % (rank, len(steps), report["steps"]))
+        slack = 20  # microseconds: the marks at one place are events one behind the other
+        for before, step in zip(steps, steps[1:]):
+            if step[0] < before[1] - slack:
+                sys.exit("rank %d: a step begins before the last one ends" % rank)
+        for begin, end, _, _ in steps:
+            inside = [e for e in own if e[0] >= begin - slack and e[1] <= end + slack]
+            order = [e[2] for e in inside if e[2] in ("forward", "backward", "optimizer")]
+            if order != ["forward", "backward", "optimizer"]:
+                sys.exit("rank %d: a step of %s" % (rank, order))
+            exposed += sum(e[1] - e[0] for e in inside if e[3] == "wait")
+    told = 1e6 * report["seconds"]["exposed_communication"] * report["ranks"]
+    print("exposed communication: %.1f us in the trace, %.1f us in the report" % (exposed, told))
+    if abs(exposed - told) > 1 + 1e-3 * told:
+        sys.exit("trace and report disagree on the exposed communication")
+
+
 def losses(report):
     return [loss for _, loss in report["loss"]["curve"]]
 
@@ -65,14 +93,17 @@ def main():
         for precision, bar in (("float", 1e-5), ("bf16", 2e-2)):
             options = ["--data", text, "--steps", "20", "--precision", precision]
             one = train(folder, *options, "--gpus", "1")
+            check_trace(folder, one)
             if train(folder, *options, "--gpus", "1")["parameter_hash"] != one["parameter_hash"]:
                 sys.exit("%s: two runs ended with different bits" % precision)
             for count in (2, 4):
                 if count <= present:
                     several = train(folder, *options, "--gpus", str(count))
+                    check_trace(folder, several)
                     expect_close("%s on %d GPUs" % (precision, count), losses(several), losses(one), bar)
                 if MPIRUN:
                     several = train(folder, *options, "--backend", "nccl", launcher=processes(count, present))
+                    check_trace(folder, several)
                     what = "%s in %d processes on %d GPUs" % (precision, count, min(count, present))
                     expect_close(what, losses(several), losses(one), bar)
 

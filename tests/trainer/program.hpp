@@ -1,5 +1,5 @@
-// Runs the trainer's program in a folder of its own and keeps what it said and wrote.
-// Needs a POSIX shell. TRANSFORMER is the program's path, defined by CMake.
+// Runs a program of the trainer in a folder of its own and keeps what it said and wrote.
+// Needs a POSIX shell. TRANSFORMER is the program's path, defined by CMake for each test.
 #pragma once
 
 #include <cstdlib>     // system, mkdtemp

@@ -225,10 +225,12 @@ private:
                     state_->abort_over("all work", "was in flight when an exception destroyed the lane");
                 }
                 state_->comm->synchronize();
-            } catch (...) { state_->abort_over("all work", "did not finish when the lane was destroyed"); }
+            } catch (...) {
+                state_->abort_over("all work", "did not finish when the lane was destroyed");
+                if (state_->trace != nullptr) { state_->trace->abandon(state_->own_track); }
+            }
         }
         const std::shared_ptr<state> last = std::exchange(state_, nullptr);
-        if (last->trace != nullptr) { last->trace->abandon(last->own_track); }
         const std::lock_guard lock(last->mutex);
         last->comm.reset();  // tickets may outlive the lane, its communicator does not
     }

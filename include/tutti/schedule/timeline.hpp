@@ -58,7 +58,7 @@ struct step_total {
 /// Threads      all members may be called from any thread.
 /// Units        seconds in summaries, microseconds since `origin` in the trace. Processes of one machine that pass the
 ///              same origin share a time axis.
-/// Cost         about 0.1 us and 32 bytes a span; between marks, two questions to their queue more.
+/// Cost         about 0.1 us and 32 bytes a span; between marks, an allocation and a few questions to their queue more.
 /// Errors       a trace never fails the run. A span is dropped, and counted by `dropped`, when memory is short, where a
 ///              mark is empty (its queue was being captured, or failed), and when a mark will never be reached.
 class timeline {
@@ -103,7 +103,7 @@ public:
         } catch (...) { ++dropped_; }
     }
 
-    /// Drops the pending spans of a track whose queue may never get there.
+    /// Drops the pending spans of a track: its queue may never get there.
     void abandon(track t) noexcept {
         const std::lock_guard lock(mutex_);
         settle();
