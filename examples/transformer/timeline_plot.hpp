@@ -91,20 +91,23 @@ struct traced_track {
 
     std::string svg = detail::svg_begin(width, height, 24, title);
     double y = top;
-    // A span, or the part of it that is in the picture; its name where it fits.
-    const auto bar = [&](const traced_span& s, const char* color, std::string_view text, const char* ink) {
-        if (s.end < begin || s.begin > end) { return; }
+    // A span, or the part of it that is in the picture.
+    const auto bar = [&](const traced_span& s, const char* color) {
         const double x = x_of(s.begin), w = std::max(x_of(s.end) - x, 0.6);
         svg +=
             fmt::format("<rect x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.1f}\" fill=\"{}\"{}><title>{}: "
                         "{:.3f} ms</title></rect>\n",
                         x, y + 3, w, row - 6, color, w > 4 ? " stroke=\"#fff\" stroke-width=\"0.8\"" : "",
                         detail::escaped(s.name), s.end - s.begin);
-        if (6.6 * static_cast<double>(text.size()) + 6 < w) {
-            svg += detail::svg_text(x + w / 2, y + row / 2 + 4, "middle", text,
-                                    fmt::format("font-size=\"11\" fill=\"{}\"", ink));
-        }
     };
+    // What it is called, where that fits.
+    const auto label = [&](const traced_span& s, std::string_view text, const char* ink) {
+        const double x = x_of(s.begin), w = x_of(s.end) - x;
+        if (6.6 * static_cast<double>(text.size()) + 6 > w) { return; }
+        svg += detail::svg_text(x + w / 2, y + row / 2 + 4, "middle", text,
+                                fmt::format("font-size=\"11\" fill=\"{}\"", ink));
+    };
+    const auto visible = [&](const traced_span& s) { return s.end > begin && s.begin < end; };
     const auto overlap = [](const traced_span& a, const traced_span& b) {
         return traced_span{a.name, std::max(a.begin, b.begin), std::min(a.end, b.end)};
     };
@@ -124,7 +127,7 @@ struct traced_track {
         std::vector<traced_span> waits;  // of the whole rank
         for (const traced_track& other : tracks) {
             for (const traced_span& w : other.waits) {
-                if (other.rank == rank && w.end > begin && w.begin < end) { waits.push_back(w); }
+                if (other.rank == rank && visible(w)) { waits.push_back(w); }
             }
         }
         for (std::size_t i = 0; i < t.steps.size(); ++i) {
@@ -137,20 +140,25 @@ struct traced_track {
             const double length = t.steps[i].end - t.steps[i].begin;
             stepping += length;
             shown_exposed += waited;
-            bar(t.steps[i], band,
-                fmt::format("step {}: {:.2f} ms, {:.1f} % exposed", i + 1, length, 100 * waited / length), "#555");
+            bar(t.steps[i], band);
+            label(t.steps[i], fmt::format("step {}: {:.2f} ms, {:.1f} % exposed", i + 1, length, 100 * waited / length),
+                  "#555");
         }
         const bool is_lane = t.steps.empty() && t.waits.empty() && t.name != "main";
         for (const traced_span& s : t.work) {
-            if (s.end < begin || s.begin > end) { continue; }
-            bar(s, is_lane ? hidden : computed, s.name, is_lane ? "#fff" : "#1d3a57");
-            if (!is_lane) { continue; }
+            if (!visible(s)) { continue; }
+            bar(s, is_lane ? hidden : computed);
             for (const traced_span& w : waits) {
                 const traced_span both = overlap(s, w);
-                if (both.begin < both.end) { bar(both, exposed, "", ""); }
+                if (is_lane && both.begin < both.end) { bar(both, exposed); }
             }
+            label(s, s.name, is_lane ? "#fff" : "#1d3a57");
         }
-        for (const traced_span& w : t.waits) { bar(w, exposed, "wait", "#fff"); }
+        for (const traced_span& w : t.waits) {
+            if (!visible(w)) { continue; }
+            bar(w, exposed);
+            label(w, "wait", "#fff");
+        }
         y += row;
     }
 

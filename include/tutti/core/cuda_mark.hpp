@@ -34,7 +34,7 @@ public:
 };
 
 /// A device's clock as the host's: both were read once, at the first use. Made at first use and never destroyed, like
-/// cuda_pool. Between marks it counts the device's time; host and device drift apart by some microseconds a second.
+/// cuda_pool. From then on it counts the device's time.
 class cuda_clock {
 public:
     /// An event with timing. It goes back to the clock's pool.
@@ -151,8 +151,8 @@ private:
 /// A point in the work of a stream that will know when it was reached.
 ///
 /// Semantics   `when` and `since` may be asked once `ready` has said yes. The device's clock is tied to the host's once a
-///             process, at the first mark on the device: `when` is exact to about ten microseconds then, and drifts away
-///             with the clocks, some microseconds a second. Times of one device fit each other as CUDA's events do, to
+///             process, at the first mark on the device; then the clocks drift apart. On an H200 that tie was right
+///             within 3 us, and the drift 5 us a second. Times of one device fit each other as CUDA's events do, to
 ///             half a microsecond; the two marks of `since` are of one device.
 /// Threads     may be asked anywhere, also while streams are being captured.
 /// Errors      backend_error where the point will never be reached, as after a fault of the device.

@@ -37,8 +37,8 @@ namespace tutti {
 /// Threads      handles may be used from any thread, one at a time where the order of work matters.
 /// Determinism  work of one queue runs in order; work of different queues only as events say.
 /// Cost         record and wait: about a microsecond of the host's time each; allocation the same once the pool is
-///              warm; mark the same, and about as much of the stream's. The first mark on a device waits for an idle
-///              stream, a millisecond or so.
+///              warm; mark two of the host's and one of the stream's. The first mark on a device waits for a stream of
+///              its own that is idle.
 /// Errors       backend_error with CUDA's code, name and text; errors of asynchronous work appear at a later call.
 ///              After a fault on the device every call fails: CUDA has no way back but a new process.
 class cuda_queue {

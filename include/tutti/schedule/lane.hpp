@@ -85,7 +85,8 @@ private:
 /// Lifetime   destruction waits like ~ticket: for all work, aborting the family first when unwinding or overdue.
 /// Threads    one thread at a time submits and drains; tickets may be waited for anywhere.
 /// Cost       host: one allocation; submit and wait on an idle lane take about a microsecond while there are processors
-///            for lanes and consumers to spin on, two thread wake-ups otherwise. Device: one event.
+///            for lanes and consumers to spin on, two thread wake-ups otherwise. Device: one event, and the same
+///            microsecond; with a trace and so marks, ten.
 template <communicator C> class lane {
     using Q = queue_of<C>;
 
