@@ -1,6 +1,6 @@
 // The umbrella: all of tutti that needs nothing but the standard library and fmt. No MPI, no CUDA, no BLAS.
-// Needs fmt. For MPI include <tutti/comm/mpi.hpp> too, and link tutti::mpi.
-// No source: it only re-exports.
+// Needs fmt. For MPI include <tutti/comm/mpi.hpp> too, and link tutti::mpi; for compressed collectives include
+// <tutti/compress/compress.hpp> too. No source: it only re-exports.
 #pragma once
 
 #include <tutti/version.hpp>  // the version

@@ -15,6 +15,9 @@ using namespace tutti::test;
 using compress::dense;
 using compress::segment;
 
+static_assert(compress::compressor<dense<>, host_queue> && compress::compressor<dense<>, virtual_queue, double>);
+static_assert(compress::compressor<dense<bfloat16>, host_queue, bfloat16>);
+
 namespace {
 
 const std::vector<segment> all{{4, 8, 3, 0, 7, 3}, {5, 8, 30, 32, 1, 1}, {6, 8, 24, 0, 0, 1}, {7, 8, 32, 0, 64, 1}};

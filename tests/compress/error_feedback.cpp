@@ -109,9 +109,12 @@ TEST_CASE("residuals stay as small as a few gradients over 10,000 steps, and non
     });
 }
 
-// T28. f = sum over ranks of a_r / 2 |x - b_r|^2: the best x is known, and no rank's own gradient vanishes there.
+// T28. f = sum over ranks of |x - b_r|^2 / 2: the best x is the mean of b_r, where no rank's own gradient vanishes.
 TEST_CASE("largest 1 % with error feedback converges on a quadratic, and without it stalls") {
     constexpr std::size_t n = 200;
+    const auto target = [](int r, std::size_t i) {
+        return random_element<float>(99, i) + 0.1f * random_element<float>(at(r), i);
+    };
     const auto distance = [&](bool with_feedback) {
         double result = 0;
         comm::threads::launch(4, [&](comm::threads& c) {
@@ -120,17 +123,17 @@ TEST_CASE("largest 1 % with error feedback converges on a quadratic, and without
             compress::stateless<host_queue> none;
             std::vector<float> best(n);
             for (int r = 0; r < 4; ++r) {
-                for (std::size_t i = 0; i < n; ++i) { best[i] += random_element<float>(at(r), i) / 4; }
+                for (std::size_t i = 0; i < n; ++i) { best[i] += target(r, i) / 4; }
             }
             std::vector<float> x(n);
             std::vector<float> g(n);
             float rate = 0.005f;
-            for (std::uint32_t step = 0; step < 40000; ++step) {
-                if (step % 4000 == 3999) {
+            for (std::uint32_t step = 0; step < 12000; ++step) {
+                if (step % 2000 == 1999) {
                     rate /= 2;
                     if (with_feedback) { left.rescale(2); }
                 }
-                for (std::size_t i = 0; i < n; ++i) { g[i] = x[i] - random_element<float>(at(c.rank()), i); }
+                for (std::size_t i = 0; i < n; ++i) { g[i] = x[i] - target(c.rank(), i); }
                 compress::all_reduce(c, largest{}, none, all, view<const float>(g), view<float>(g),
                                      with_feedback ? left.view() : view<float>(), key_of(c, step));
                 for (std::size_t i = 0; i < n; ++i) { x[i] -= rate * g[i]; }
@@ -146,7 +149,7 @@ TEST_CASE("largest 1 % with error feedback converges on a quadratic, and without
     CAPTURE(with);
     CAPTURE(without);
     CHECK(with < 1e-6);
-    CHECK(without > 1e-3);
+    CHECK(without > 1e-2);
 }
 
 // BytePS scales its stored error by the old rate over the new one. What an optimizer owes is rate times residual.

@@ -90,14 +90,11 @@ TEST_CASE("4 bits do not pay over NVLink for a bucket of GPT-2, and pay over 100
     }
 }
 
-TEST_CASE("a vector by itself does not pay over any link, at any width") {
+TEST_CASE("a vector by itself does not pay over either link") {
     for (const std::size_t n : {768u, 2304u, 3072u}) {
         const std::vector<segment> vector{{0, 4, 0, 0, n, 1}};
         for (const topology* t : {&nvlink, &ethernet}) {
             CHECK_FALSE(expected_gain(four_bits{}, vector, 4, true, *t, kernels).worth_it());
-            std::vector<segment> one_in_a_hundred = vector;
-            one_in_a_hundred[0].level = 100;
-            CHECK_FALSE(expected_gain(largest{}, one_in_a_hundred, 4, true, *t, kernels).worth_it());
         }
     }
 }

@@ -144,6 +144,4 @@ private:
     }
 };
 
-static_assert(compressor<dense<>, host_queue> && compressor<dense<bfloat16>, host_queue, bfloat16>);
-
 }  // namespace tutti::compress
