@@ -8,6 +8,7 @@
 #include "schemes.hpp"                      // compressors
 #include <tutti/comm/counted.hpp>           // bytes on the wire
 #include <tutti/compress/hierarchical.hpp>  // tested
+#include <tutti/core/virtual_queue.hpp>     // order of queues
 
 using namespace tutti;
 using namespace tutti::test;
@@ -116,7 +117,7 @@ TEST_CASE("nothing is lost: what arrived and what is left, over nodes, is what a
                 }
                 // Residuals are of means over a node: their sum over nodes counts each shard once.
                 std::vector<double> left(430);
-                for (std::size_t i = 0; i < 430; ++i) { left[i] = residual[i] / across.size(); }
+                for (std::size_t i = 0; i < 430; ++i) { left[i] = static_cast<double>(residual[i]) / across.size(); }
                 world.all_reduce(view<const double>(left), view<double>(left), sum{});
                 world.all_reduce(view<const double>(owed), view<double>(owed), mean{});
                 for (std::size_t i = 0; i < 430; ++i) {
@@ -167,6 +168,21 @@ TEST_CASE("as work of a lane that owns the inner communicator") {
         done.wait(world.queue());
         expect(same_bytes(direct, on_lane), "a lane gives other bits");
     });
+}
+
+TEST_CASE("work between nodes is ordered behind the inner queue's and ahead of what follows, also when it throws") {
+    for (const bool throws : {false, true}) {
+        virtual_queue inside({1.0, 1e30});  // a byte a second
+        virtual_queue across = inside.sibling();
+        inside.charge("inside", {5, 0});
+        try {
+            const compress::detail::detour between(inside, across);
+            across.charge("across", {3, 0});
+            if (throws) { throw usage_error("in between"); }
+        } catch (const usage_error&) { CHECK(throws); }
+        inside.charge("inside", {1, 0});
+        CHECK(resolve(inside.recording()) == std::vector<double>{9, 8});
+    }
 }
 
 TEST_CASE("segments that do not follow each other are refused") {
