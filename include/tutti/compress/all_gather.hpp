@@ -5,12 +5,15 @@
 #include <algorithm>    // all_of
 #include <cstddef>      // size_t, byte
 #include <string_view>  // names
+#include <type_traits>  // type_identity
 #include <vector>       // counts
 
 #include <tutti/comm/communicator.hpp>        // can_all_gather
 #include <tutti/compress/compressor.hpp>      // compressor
 #include <tutti/compress/reduce_scatter.hpp>  // checks
 #include <tutti/compress/shards.hpp>          // shards
+#include <tutti/core/reduce_op.hpp>           // op_kind
+#include <tutti/core/view.hpp>                // view
 #include <tutti/core/buffer.hpp>              // scratch
 
 namespace tutti::compress {
@@ -19,8 +22,8 @@ namespace detail {
 
 /// Every rank decodes all wires, its own too: so all have the same bits. `mine` and `residual` begin at the lowest
 /// element of this rank's shard.
-template <communicator C, class X, floating_element From, floating_element T>
-void gather_shards(C& comm, const X& x, const shards& parts, view<const From, memory_of<C>> mine,
+template <communicator C, class Scheme, floating_element From, floating_element T>
+void gather_shards(C& comm, const Scheme& x, const shards& parts, view<const From, memory_of<C>> mine,
                    view<float, memory_of<C>> residual, view<T, memory_of<C>> out, const draw_key& key, float factor) {
     using Q = queue_of<C>;
     const Q q = comm.queue();
@@ -62,9 +65,9 @@ void gather_shards(C& comm, const X& x, const shards& parts, view<const From, me
 /// Determinism  of the arguments; draws depend on key, tensor and element.
 /// Cost         sent: the wire of the own shard to each other rank. Scratch: all wires. No host wait.
 /// Errors       as for reduce_scatter.
-template <communicator C, class X, floating_element T>
-requires compressor<X, queue_of<C>, T> && comm::can_all_gather<C, std::byte>
-void all_gather(C& comm, const X& x, const shards& parts, view<const std::type_identity_t<T>, memory_of<C>> in,
+template <communicator C, class Scheme, floating_element T>
+requires compressor<Scheme, queue_of<C>, T> && comm::can_all_gather<C, std::byte>
+void all_gather(C& comm, const Scheme& x, const shards& parts, view<const std::type_identity_t<T>, memory_of<C>> in,
                 view<T, memory_of<C>> out, view<float, memory_of<C>> residual, draw_key key) {
     constexpr std::string_view name = "compressed all_gather";
     detail::expect_shards(name, comm, parts);

@@ -1,4 +1,4 @@
-// all_reduce: sums over ranks, sent compressed; one call for every compressor. Also the hierarchical form.
+// all_reduce: sums over ranks, sent compressed; one call for every compressor.
 // Needs comm/communicator, compress/{dense, reduce_scatter, all_gather}. Cut among owners as Markov et al., CGX, 2022,
 // section 4 (scatter-reduce, all-gather); gathered whole where a payload cannot be cut; summed as floats where it can.
 #pragma once
@@ -7,7 +7,7 @@
 #include <cstddef>      // size_t, byte
 #include <span>         // entries
 #include <string_view>  // names
-#include <utility>      // move
+#include <type_traits>  // type_identity
 #include <vector>       // segments
 
 #include <tutti/comm/communicator.hpp>        // capabilities
@@ -18,7 +18,9 @@
 #include <tutti/compress/shards.hpp>          // cut
 #include <tutti/core/buffer.hpp>              // scratch
 #include <tutti/core/elementwise.hpp>         // fill, scale
+#include <tutti/core/reduce_op.hpp>           // sum, mean
 #include <tutti/core/state.hpp>               // state_entry
+#include <tutti/core/view.hpp>                // view
 
 namespace tutti::compress {
 
@@ -28,9 +30,9 @@ template <queue Q> struct stateless {
     void restored() const noexcept {}
 };
 
-/// The state of X on Q: its own, or `stateless`.
-template <class X, queue Q> [[nodiscard]] auto make_state(const X& x, Q q, layout all) {
-    if constexpr (linear_compressor<X, Q>) {
+/// The state of Scheme on Q: its own, or `stateless`.
+template <class Scheme, queue Q> [[nodiscard]] auto make_state(const Scheme& x, Q q, layout all) {
+    if constexpr (linear_compressor<Scheme, Q>) {
         return x.make_state(q, all);
     } else {
         return stateless<Q>{};
@@ -38,19 +40,28 @@ template <class X, queue Q> [[nodiscard]] auto make_state(const X& x, Q q, layou
 }
 
 /// What all_reduce accepts: either kind of compressor, and a communicator that can carry it.
-template <class X, class C, class T>
+template <class Scheme, class C, class T>
 concept reducible_by = comm::can_all_reduce<C, float, tutti::sum> &&
-    (linear_compressor<X, queue_of<C>, T> ||
-     (compressor<X, queue_of<C>, T> && compressor<X, queue_of<C>, float> && comm::can_all_to_all<C, std::byte> &&
-      comm::can_all_gather<C, std::byte>));
+    (linear_compressor<Scheme, queue_of<C>, T> ||
+     (compressor<Scheme, queue_of<C>, T> && compressor<Scheme, queue_of<C>, float> &&
+      comm::can_all_to_all<C, std::byte> && comm::can_all_gather<C, std::byte>));
 
 namespace detail {
 
+/// A layout's dense segments, neighbors joined, and its others.
 struct by_level {
     std::vector<segment> dense;
     std::vector<segment> compressed;
     explicit by_level(layout all) {
-        for (const segment& s : all) { (s.level == dense_level ? dense : compressed).push_back(s); }
+        for (const segment& s : all) {
+            if (s.level != dense_level) {
+                compressed.push_back(s);
+            } else if (!dense.empty() && dense.back().offset + dense.back().size() == s.offset) {
+                dense.back().rows += s.size();
+            } else {
+                dense.push_back({s.tensor, dense_level, s.offset, 0, s.size(), 1});
+            }
+        }
     }
 };
 
@@ -72,32 +83,32 @@ public:
 };
 
 // The first wire of floats carries the dense segments too: no collective of their own.
-template <communicator C, class X, class State, floating_element T>
-void all_reduce_linear(C& comm, const X& x, State& state, const by_level& all, view<const T, memory_of<C>> in,
+template <communicator C, class Scheme, class State, floating_element T>
+void all_reduce_linear(C& comm, const Scheme& x, State& state, const by_level& all, view<const T, memory_of<C>> in,
                        view<T, memory_of<C>> out, view<float, memory_of<C>> residual, const draw_key& key,
                        bool is_mean) {
     using Q = queue_of<C>;
     const Q q = comm.queue();
-    const layout small = all.compressed;
+    const layout compressed = all.compressed;
     const dense_round<C, T> as_is(all.dense);
     const float factor = is_mean ? 1.0f / static_cast<float>(comm.size()) : 1.0f;
-    const int rounds = small.empty() ? 1 : X::rounds;
+    const int rounds = compressed.empty() ? 1 : Scheme::rounds;
     for (int round = 0; round < rounds; ++round) {
         const std::size_t ahead = round == 0 ? as_is.count() : 0;
-        const std::size_t count = small.empty() ? 0 : wire_count(x, small, round);
+        const std::size_t count = compressed.empty() ? 0 : wire_count(x, compressed, round);
         const buffer<float, Q> wire(q, ahead + count);
         const auto head = wire.view().sub(0, ahead);
         const auto tail = wire.view().sub(ahead, count);
         if (round == 0) { as_is.contribute(q, in, residual, head); }
-        if (!small.empty()) { x.contribute(q, small, state, round, in, residual, tail, key); }
+        if (!compressed.empty()) { x.contribute(q, compressed, state, round, in, residual, tail, key); }
         comm.all_reduce(wire.view(), wire.view(), tutti::sum{});
         if (round == 0) { as_is.finish(q, head, out, factor); }
-        if (!small.empty()) { x.absorb(q, small, state, round, tail, comm.size()); }
+        if (!compressed.empty()) { x.absorb(q, compressed, state, round, tail, comm.size()); }
     }
-    if (small.empty()) { return; }
-    x.finish(q, small, state, in, residual, out);
+    if (compressed.empty()) { return; }
+    x.finish(q, compressed, state, in, residual, out);
     if (is_mean || comm.size() == 1) { return; }
-    for_runs(small, [&](part run) {
+    for_runs(compressed, [&](part run) {
         const auto mean_of = out.sub(run.first, run.count);
         scale(q, mean_of, mean_of, static_cast<master_t<T>>(comm.size()));
     });
@@ -113,8 +124,8 @@ void all_reduce_dense(C& comm, layout all, view<const T, memory_of<C>> in, view<
     as_is.finish(comm.queue(), wire.view(), out, factor);
 }
 
-template <communicator C, class X, floating_element T>
-void all_reduce_cut(C& comm, const X& x, layout all, view<const T, memory_of<C>> in, view<T, memory_of<C>> out,
+template <communicator C, class Scheme, floating_element T>
+void all_reduce_cut(C& comm, const Scheme& x, layout all, view<const T, memory_of<C>> in, view<T, memory_of<C>> out,
                     view<float, memory_of<C>> residual, const draw_key& key, float factor) {
     const shards parts = cut(all, x.granularity(), comm.size());
     const part own = extent_of(parts.of(comm.rank()));
@@ -124,8 +135,8 @@ void all_reduce_cut(C& comm, const X& x, layout all, view<const T, memory_of<C>>
     gather_shards(comm, x, parts, result, part_of(residual, own.first, own.count), out, key, factor);
 }
 
-template <communicator C, class X, floating_element T>
-void all_reduce_whole(C& comm, const X& x, layout all, view<const T, memory_of<C>> in, view<T, memory_of<C>> out,
+template <communicator C, class Scheme, floating_element T>
+void all_reduce_whole(C& comm, const Scheme& x, layout all, view<const T, memory_of<C>> in, view<T, memory_of<C>> out,
                       view<float, memory_of<C>> residual, const draw_key& key, float factor) {
     using Q = queue_of<C>;
     const Q q = comm.queue();
@@ -180,24 +191,25 @@ void expect_all_reduce(std::string_view operation, layout all, view<const T, mem
 ///              Scratch: wires as received; a float an element of what this rank sums. No host wait.
 /// Errors       usage_error before anything is sent. Where the communicator is `checked`: mismatch_error when ranks
 ///              differ in segments, levels, step, seed or operator.
-template <communicator C, class X, class State, floating_element T, sum_or_mean Op = tutti::mean>
-requires reducible_by<X, C, T>
-void all_reduce(C& comm, const X& x, State& state, layout all, view<const std::type_identity_t<T>, memory_of<C>> in,
-                view<T, memory_of<C>> out, view<float, memory_of<C>> residual, draw_key key, Op = {}) {
+template <communicator C, class Scheme, class State, floating_element T, sum_or_mean Op = tutti::mean>
+requires reducible_by<Scheme, C, T>
+void all_reduce(C& comm, const Scheme& x, State& state, layout all,
+                view<const std::type_identity_t<T>, memory_of<C>> in, view<T, memory_of<C>> out,
+                view<float, memory_of<C>> residual, draw_key key, Op = {}) {
     constexpr std::string_view name = "compressed all_reduce";
     detail::expect_all_reduce<C, T>(name, all, in, out, residual);
     detail::expect_agreement(comm, x, all, key, Op::kind, name);
     const detail::by_level split(all);
     const float factor = detail::factor_of<Op>(comm.size());
-    if constexpr (linear_compressor<X, queue_of<C>, T>) {
+    if constexpr (linear_compressor<Scheme, queue_of<C>, T>) {
         constexpr bool is_mean = std::same_as<Op, tutti::mean>;
         if (!all.empty()) { detail::all_reduce_linear(comm, x, state, split, in, out, residual, key, is_mean); }
     } else {
-        const layout small = split.compressed;
-        if (!small.empty() && x.granularity() != 0) {
-            detail::all_reduce_cut(comm, x, small, in, out, residual, key, factor);
-        } else if (!small.empty()) {
-            detail::all_reduce_whole(comm, x, small, in, out, residual, key, factor);
+        const layout compressed = split.compressed;
+        if (!compressed.empty() && x.granularity() != 0) {
+            detail::all_reduce_cut(comm, x, compressed, in, out, residual, key, factor);
+        } else if (!compressed.empty()) {
+            detail::all_reduce_whole(comm, x, compressed, in, out, residual, key, factor);
         }
         if (!split.dense.empty()) { detail::all_reduce_dense(comm, layout(split.dense), in, out, residual, factor); }
     }

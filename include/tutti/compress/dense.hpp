@@ -92,8 +92,8 @@ template <floating_element Wire = float> struct dense {
         if (!residual.empty()) { detail::expect_size("dense encode", "residual", residual.size(), in.size()); }
         std::size_t at = 0;
         for (const segment& s : all) {
-            const std::size_t slots = wire_bytes(s) / sizeof(Wire);
-            const auto to = elements(wire, at, slots);
+            const std::size_t places = wire_bytes(s) / sizeof(Wire);
+            const auto to = elements(wire, at, places);
             const auto from = in.sub(s.offset, s.size());
             if (residual.empty()) {
                 copy(q, from, to.sub(0, s.size()));
@@ -101,8 +101,8 @@ template <floating_element Wire = float> struct dense {
                 run(q, detail::dense_encode_operation<T, Wire, M>{from, residual.sub(s.offset, s.size()),
                                                                   to.sub(0, s.size())});
             }
-            if (slots != s.size()) { fill(q, to.sub(s.size(), slots - s.size()), Wire{}); }
-            at += slots * sizeof(Wire);
+            if (places != s.size()) { fill(q, to.sub(s.size(), places - s.size()), Wire{}); }
+            at += places * sizeof(Wire);
         }
     }
 

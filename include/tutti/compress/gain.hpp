@@ -44,8 +44,8 @@ struct gain {
 /// Determinism  a function of the arguments: equal on all ranks.
 /// Errors       usage_error for rates that are not positive.
 /// Source       wire times: comm/cost.
-template <class X>
-[[nodiscard]] gain expected_gain(const X& x, layout all, std::size_t element_size, bool with_residual,
+template <class Scheme>
+[[nodiscard]] gain expected_gain(const Scheme& x, layout all, std::size_t element_size, bool with_residual,
                                  const comm::topology& network, kernel_rates rates) {
     using enum comm::collective;
     if (!(rates.bytes_per_second > 0) || !(rates.launch_seconds >= 0) || !std::isfinite(rates.launch_seconds)) {
@@ -53,8 +53,8 @@ template <class X>
                                     rates.launch_seconds));
     }
     const detail::by_level split(all);
-    const layout small = split.compressed;
-    if (small.empty()) { return {}; }
+    const layout compressed = split.compressed;
+    if (compressed.empty()) { return {}; }
     const auto kernels = [&](double bytes, int launches) {
         return bytes / rates.bytes_per_second + launches * rates.launch_seconds;
     };
@@ -62,7 +62,7 @@ template <class X>
         return comm::time_of(kind, bytes, network).seconds();
     };
     std::size_t elements = 0;
-    for (const segment& s : small) { elements += s.size(); }
+    for (const segment& s : compressed) { elements += s.size(); }
     const auto count = static_cast<double>(elements);
     const auto size = static_cast<double>(element_size);
     const double feedback = with_residual ? 8 : 0;
@@ -71,7 +71,7 @@ template <class X>
     gain g;
     g.dense = transfer(comm::collective::all_reduce, count * size);
     if constexpr (requires { x.granularity(); }) {
-        const auto bytes = static_cast<double>(detail::wire_bytes(x, small));
+        const auto bytes = static_cast<double>(detail::wire_bytes(x, compressed));
         if (x.granularity() != 0) {
             const double others = (ranks - 1) / ranks;
             g.encode = kernels(count * (size + feedback) * others + count * (4 + feedback) / ranks + bytes, 2);
@@ -84,14 +84,14 @@ template <class X>
         }
     } else {
         double wires = 0;
-        for (int round = 0; round < X::rounds; ++round) {
-            const double bytes = 4.0 * static_cast<double>(detail::wire_count(x, small, round));
+        for (int round = 0; round < Scheme::rounds; ++round) {
+            const double bytes = 4.0 * static_cast<double>(detail::wire_count(x, compressed, round));
             g.wire += transfer(comm::collective::all_reduce, bytes);
             wires += bytes;
         }
-        const double again = (X::rounds - 1) * (with_residual ? 4 : size);
-        g.encode = kernels(count * (size + feedback + again) + wires, X::rounds);
-        g.decode = kernels(count * (size + feedback + (with_residual ? 4 : 0)) + 2 * wires, X::rounds + 1);
+        const double again = (Scheme::rounds - 1) * (with_residual ? 4 : size);
+        g.encode = kernels(count * (size + feedback + again) + wires, Scheme::rounds);
+        g.decode = kernels(count * (size + feedback + (with_residual ? 4 : 0)) + 2 * wires, Scheme::rounds + 1);
     }
     return g;
 }

@@ -3,14 +3,19 @@
 // Wang et al., ZeRO++, 2023, section 3.3; Markov et al., CGX, 2022, section 4.
 #pragma once
 
+#include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <string_view>  // names
 #include <type_traits>  // type_identity
+#include <utility>      // move
 #include <vector>       // counts
 
 #include <tutti/comm/communicator.hpp>    // capabilities
 #include <tutti/compress/all_reduce.hpp>  // between nodes
 #include <tutti/compress/shards.hpp>      // cut among the ranks of a node
+#include <tutti/core/error.hpp>           // usage_error
+#include <tutti/core/reduce_op.hpp>       // sum, mean
+#include <tutti/core/text.hpp>            // formatted
 
 namespace tutti::compress {
 
@@ -55,17 +60,17 @@ public:
 /// Cost         inside: 2 (g-1)/g of the elements; between nodes: that of a compressed all_reduce of 1/g of them. No
 ///              scratch besides its own.
 /// Errors       usage_error before anything is sent, also when segments do not follow each other.
-template <communicator Inside, communicator Across, class X, class State, floating_element T,
+template <communicator Inside, communicator Across, class Scheme, class State, floating_element T,
           sum_or_mean Op = tutti::mean>
-requires reducible_by<X, Across, T> && std::same_as<queue_of<Inside>, queue_of<Across>> &&
+requires reducible_by<Scheme, Across, T> && std::same_as<queue_of<Inside>, queue_of<Across>> &&
     comm::can_reduce_scatter<Inside, T, Op> && comm::can_all_gather<Inside, T>
-void all_reduce(Inside& inside, Across& across, const X& x, State& state, layout all,
+void all_reduce(Inside& inside, Across& across, const Scheme& x, State& state, layout all,
                 view<const std::type_identity_t<T>, memory_of<Inside>> in, view<T, memory_of<Inside>> out,
                 view<float, memory_of<Inside>> residual, draw_key key, Op op = {}) {
     constexpr std::string_view name = "hierarchical all_reduce";
     detail::expect_all_reduce<Inside, T>(name, all, in, out, residual);
     std::size_t granularity = 0;
-    if constexpr (!linear_compressor<X, queue_of<Across>, T>) { granularity = x.granularity(); }
+    if constexpr (!linear_compressor<Scheme, queue_of<Across>, T>) { granularity = x.granularity(); }
     for (std::size_t i = 1; i < all.size(); ++i) {
         if (all[i].offset != all[i - 1].offset + all[i - 1].size()) {
             throw usage_error(formatted("{}: tensor {} is at element {}, not behind tensor {}, which ends at {}", name,

@@ -6,6 +6,7 @@
 #include <concepts>     // same_as
 #include <cstddef>      // size_t, byte
 #include <string_view>  // names
+#include <type_traits>  // type_identity
 #include <vector>       // counts
 
 #include <tutti/comm/communicator.hpp>          // can_all_to_all
@@ -15,7 +16,11 @@
 #include <tutti/compress/shards.hpp>            // shards
 #include <tutti/core/buffer.hpp>                // scratch
 #include <tutti/core/elementwise.hpp>           // fill
+#include <tutti/core/error.hpp>                 // usage_error
+#include <tutti/core/partition.hpp>             // part
 #include <tutti/core/reduce_op.hpp>             // sum, mean
+#include <tutti/core/text.hpp>                  // formatted
+#include <tutti/core/view.hpp>                  // overlaps
 
 namespace tutti::compress {
 
@@ -53,8 +58,8 @@ void expect_apart(std::string_view operation, view<A, M> flat, view<B, M> part, 
 
 /// total = sum over ranks, in rank order, of what they have of this rank's shard; its own in full precision.
 /// `total` begins at the shard's lowest element.
-template <communicator C, class X, floating_element T>
-void sum_of_shard(C& comm, const X& x, const shards& parts, view<const T, memory_of<C>> in,
+template <communicator C, class Scheme, floating_element T>
+void sum_of_shard(C& comm, const Scheme& x, const shards& parts, view<const T, memory_of<C>> in,
                   view<float, memory_of<C>> residual, view<float, memory_of<C>> total, const draw_key& key) {
     using Q = queue_of<C>;
     const Q q = comm.queue();
@@ -107,9 +112,9 @@ void sum_of_shard(C& comm, const X& x, const shards& parts, view<const T, memory
 ///              shard, and a float an element of it. No host wait.
 /// Errors       usage_error before anything is sent. Where the communicator is `checked`: mismatch_error when ranks
 ///              differ in segments, levels, step, seed or operator.
-template <communicator C, class X, floating_element T, sum_or_mean Op = tutti::mean>
-requires compressor<X, queue_of<C>, T> && comm::can_all_to_all<C, std::byte>
-void reduce_scatter(C& comm, const X& x, const shards& parts, view<const std::type_identity_t<T>, memory_of<C>> in,
+template <communicator C, class Scheme, floating_element T, sum_or_mean Op = tutti::mean>
+requires compressor<Scheme, queue_of<C>, T> && comm::can_all_to_all<C, std::byte>
+void reduce_scatter(C& comm, const Scheme& x, const shards& parts, view<const std::type_identity_t<T>, memory_of<C>> in,
                     view<T, memory_of<C>> out, view<float, memory_of<C>> residual, draw_key key, Op = {}) {
     constexpr std::string_view name = "compressed reduce_scatter";
     detail::expect_shards(name, comm, parts);

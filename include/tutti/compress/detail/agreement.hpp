@@ -28,8 +28,9 @@ template <class C> constexpr bool compares_calls() noexcept {
 
 /// On a communicator that compares calls: throws mismatch_error on every rank unless all have the same segments, wires,
 /// step, seed and operator. Offsets are each rank's own. Cost: one control gather there, nothing elsewhere.
-template <communicator C, class X>
-void expect_agreement(C& comm, const X& x, layout all, const draw_key& key, op_kind op, std::string_view operation) {
+template <communicator C, class Scheme>
+void expect_agreement(C& comm, const Scheme& x, layout all, const draw_key& key, op_kind op,
+                      std::string_view operation) {
     if constexpr (compares_calls<C>()) {
         std::uint64_t h = hash_seed;
         const auto mix = [&](std::uint64_t word) { h = tutti::detail::hash_word(h, word); };
@@ -47,7 +48,7 @@ void expect_agreement(C& comm, const X& x, layout all, const draw_key& key, op_k
                 mix(x.granularity());
                 mix(x.wire_bytes(s));
             } else {
-                for (int round = 0; round < X::rounds; ++round) { mix(x.wire_count(s, round)); }
+                for (int round = 0; round < Scheme::rounds; ++round) { mix(x.wire_count(s, round)); }
             }
         }
         comm.agree(h, formatted("{}: layout, level, seed or step", operation));
