@@ -12,9 +12,10 @@
 #include <tutti/compress/compressor.hpp>      // compressor
 #include <tutti/compress/reduce_scatter.hpp>  // checks
 #include <tutti/compress/shards.hpp>          // shards
+#include <tutti/core/buffer.hpp>              // scratch
+#include <tutti/core/partition.hpp>           // part
 #include <tutti/core/reduce_op.hpp>           // op_kind
 #include <tutti/core/view.hpp>                // view
-#include <tutti/core/buffer.hpp>              // scratch
 
 namespace tutti::compress {
 
