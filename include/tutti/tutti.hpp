@@ -46,13 +46,6 @@
 #include <tutti/schedule/ticket.hpp>
 #include <tutti/schedule/timeline.hpp>
 
-// compress: what compressors are, and which level each layer gets
-#include <tutti/compress/compressor.hpp>
-#include <tutti/compress/critical_regime.hpp>
-#include <tutti/compress/level_choice.hpp>
-#include <tutti/compress/level_schedule.hpp>
-#include <tutti/compress/level_table.hpp>
-
 // optimize: optimizers, learning rates, clipping
 #include <tutti/optimize/adamw.hpp>
 #include <tutti/optimize/clip.hpp>
