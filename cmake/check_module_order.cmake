@@ -1,7 +1,8 @@
 # cmake -DINCLUDE_DIR=<include> -P check_module_order.cmake
 # Fails, naming each offense, when a header under <include>/tutti includes a module above its own, when a module is not
 # known here, when anything outside comm/mpi.hpp and its own parts includes MPI, when a .hpp outside core/cuda_*.hpp and
-# comm/nccl.hpp with its parts includes CUDA, or when the umbrella leaves out a public header that needs neither.
+# comm/nccl.hpp with its parts includes CUDA, or when the umbrella leaves out a public header that needs neither. Modules
+# that would make every user's compilation longer have an umbrella <module>/<module>.hpp of their own.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -17,11 +18,18 @@ set(may_include_sequence schedule ${may_include_schedule})
 set(may_include_checkpoint schedule ${may_include_schedule})
 set(may_include_plan core comm/cost)
 set(may_include_simulate plan schedule ${may_include_schedule} comm/cost)
+set(own_umbrella compress)
 
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 set(offenses "")
 set(may_include_cuda "\\.cuh$|^core/(detail/)?cuda_|^comm/(detail/)?nccl[_.]")
-file(READ ${INCLUDE_DIR}/tutti/tutti.hpp umbrella)
+file(READ ${INCLUDE_DIR}/tutti/tutti.hpp umbrella_)
+foreach(module IN LISTS own_umbrella)
+  set(umbrella_${module} "")
+  if(EXISTS ${INCLUDE_DIR}/tutti/${module}/${module}.hpp)
+    file(READ ${INCLUDE_DIR}/tutti/${module}/${module}.hpp umbrella_${module})
+  endif()
+endforeach()
 file(GLOB_RECURSE headers RELATIVE ${INCLUDE_DIR}/tutti ${INCLUDE_DIR}/tutti/*.hpp ${INCLUDE_DIR}/tutti/*.cuh)
 if(NOT headers)
   message(FATAL_ERROR "no header under '${INCLUDE_DIR}/tutti'")
@@ -36,9 +44,15 @@ foreach(header IN LISTS headers)
     endif()
   endif()
   if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$")
-    string(FIND "${umbrella}" "#include <tutti/${header}>" position)
-    if(position EQUAL -1)
-      string(APPEND offenses "${header}: is missing in tutti.hpp\n")
+    set(umbrella tutti)
+    set(text "${umbrella_}")
+    if(module IN_LIST own_umbrella)
+      set(umbrella ${module}/${module})
+      set(text "${umbrella_${module}}")
+    endif()
+    string(FIND "${text}" "#include <tutti/${header}>" position)
+    if(position EQUAL -1 AND NOT header STREQUAL "${umbrella}.hpp")
+      string(APPEND offenses "${header}: is missing in ${umbrella}.hpp\n")
     endif()
   endif()
   # Headers at the top: version.hpp includes nothing, the umbrella any module.

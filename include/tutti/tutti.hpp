@@ -1,6 +1,6 @@
 // The umbrella: all of tutti that needs nothing but the standard library and fmt. No MPI, no CUDA, no BLAS.
-// Needs fmt. For MPI include <tutti/comm/mpi.hpp> too, and link tutti::mpi.
-// No source: it only re-exports.
+// Needs fmt. For MPI include <tutti/comm/mpi.hpp> too, and link tutti::mpi; for compressed collectives include
+// <tutti/compress/compress.hpp> too. No source: it only re-exports.
 #pragma once
 
 #include <tutti/version.hpp>  // the version
@@ -46,13 +46,6 @@
 #include <tutti/schedule/span.hpp>
 #include <tutti/schedule/ticket.hpp>
 #include <tutti/schedule/timeline.hpp>
-
-// compress: what compressors are, and which level each layer gets
-#include <tutti/compress/compressor.hpp>
-#include <tutti/compress/critical_regime.hpp>
-#include <tutti/compress/level_choice.hpp>
-#include <tutti/compress/level_schedule.hpp>
-#include <tutti/compress/level_table.hpp>
 
 // optimize: optimizers, learning rates, clipping
 #include <tutti/optimize/adamw.hpp>

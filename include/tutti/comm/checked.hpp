@@ -39,6 +39,9 @@ template <decoratable C> class checked : public decorator<checked<C>, C> {
     using by_rank = std::vector<std::uint64_t>;
 
 public:
+    /// Algorithms with more to compare than counts ask whether somebody compares.
+    static constexpr bool compares_calls = true;
+
     explicit checked(C inner) : base(std::move(inner)) {}
 
     void execute(const call& c) {
