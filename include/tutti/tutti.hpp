@@ -52,6 +52,8 @@
 #include <tutti/compress/level_choice.hpp>
 #include <tutti/compress/level_schedule.hpp>
 #include <tutti/compress/level_table.hpp>
+#include <tutti/compress/orthogonalize.hpp>
+#include <tutti/compress/power_sgd.hpp>
 
 // optimize: optimizers, learning rates, clipping
 #include <tutti/optimize/adamw.hpp>
