@@ -160,7 +160,8 @@ TEST_CASE("state goes by tensor, whatever calls they come in, and does not grow"
     auto state = scheme.make_state(q, all);
     std::vector<float> residual(elements);
     const std::size_t live = q.account().live();
-    CHECK(live == 4 * (4 * (12 + 2 * 20 + 1) + 2 * (30 + 2 * 9 + 1) + 3 * (16 + 2 * 16 + 1)));
+    // Each factor in units of four floats.
+    CHECK(live == 4 * ((48 + 2 * 80 + 4) + (60 + 2 * 20 + 4) + (48 + 2 * 48 + 4)));
     for (std::uint32_t step = 0; step < 12; ++step) {
         const auto g = noise(1, elements, step);
         std::vector<float> out = g;

@@ -46,6 +46,9 @@ TUTTI_HOST_DEVICE constexpr bool is_finite(double x) noexcept { return x - x == 
 /// Semantics    called by `threads` threads together, of which this is `thread`; sync() is a barrier among them. The
 ///              elimination that makes the factor is applied to the identity at the same time.
 /// Determinism  every cell is computed by the same operations whatever the number of threads.
+#if defined(__CUDACC__)
+#pragma nv_exec_check_disable  // the barrier is the caller's: on the device, the device's
+#endif
 template <class Sync>
 TUTTI_HOST_DEVICE void inverse_cholesky(double* cells, double* diagonal, unsigned r, double dependent, unsigned thread,
                                         unsigned threads, Sync sync) {

@@ -10,7 +10,7 @@
 #include <span>         // layouts
 #include <string_view>  // names of calls
 #include <type_traits>  // type_identity, remove_const
-#include <utility>      // move
+#include <utility>      // exchange, move
 #include <vector>       // places
 
 #include <tutti/compress/compressor.hpp>       // segment, draw_key
@@ -134,12 +134,10 @@ public:
         for (std::size_t i = 0; i < places.size(); ++i) {
             auto& p = places[i];
             if (i > 0 && places[i - 1].whole.tensor == p.whole.tensor) { refuse_twice(p.whole); }
-            p.q = kept;
-            kept += p.capacity * p.whole.cols;
-            p.p = of_step;
-            p.own = p.p + p.capacity * p.whole.rows;
-            p.poison = p.own + p.capacity * p.whole.cols;
-            of_step = p.poison + p.capacity;
+            p.q = taken_from(kept, p.capacity * p.whole.cols);
+            p.p = taken_from(of_step, p.capacity * p.whole.rows);
+            p.own = taken_from(of_step, p.capacity * p.whole.cols);
+            p.poison = taken_from(of_step, p.capacity);
         }
         return power_sgd_state<Q>(std::move(q), std::move(places), kept, of_step);
     }
@@ -217,6 +215,10 @@ private:
     }
     [[noreturn]] static void refuse_twice(const segment& s) {
         throw usage_error(formatted("power_sgd: tensor {} comes twice", s.tensor));
+    }
+    // The next `count` floats of a buffer: factors begin where packs of four can be read.
+    static std::size_t taken_from(std::size_t& used, std::size_t count) {
+        return std::exchange(used, used + (count + 3) / 4 * 4);
     }
     static std::size_t rank_of(const segment& s) {
         if (s.first != 0 || s.cols == 1) {
