@@ -74,8 +74,7 @@ struct block_barrier {
 };
 
 // A block a matrix.
-template <class Piece>
-__global__ void __launch_bounds__(256) factorize(const __grid_constant__ batch<Piece> all, double dependent) {
+template <class Piece> __global__ void __launch_bounds__(256) factorize(const __grid_constant__ batch<Piece> all) {
     __shared__ double cells_here[shared_columns * shared_columns];
     __shared__ double diagonal_here[shared_columns];
     const Piece& t = all.of[blockIdx.x];
@@ -96,7 +95,7 @@ __global__ void __launch_bounds__(256) factorize(const __grid_constant__ batch<P
         cells[at] = total;
     }
     __syncthreads();
-    inverse_cholesky(cells, diagonal, r, dependent, threadIdx.x, blockDim.x, block_barrier());
+    inverse_cholesky(cells, diagonal, r, threadIdx.x, blockDim.x, block_barrier());
     if (here) {
         for (unsigned at = threadIdx.x; at < r * r; at += blockDim.x) { t.cells[at] = cells[at]; }
     }
@@ -192,10 +191,8 @@ inline void launch(const cuda_queue& q, const orthogonalize_operation<device_mem
                 return detail::parts_of(std::size_t{t.chunks} * t.blocks, detail::warps_per_block);
             },
             second);
-        detail::start_batches(
-            q, op.name, detail::factorize<detail::tall_piece>, 256, all,
-            [](const detail::tall_piece&) { return std::size_t{1}; },
-            second ? detail::dependent_at_last : detail::dependent_at_first);
+        detail::start_batches(q, op.name, detail::factorize<detail::tall_piece>, 256, all,
+                              [](const detail::tall_piece&) { return std::size_t{1}; });
         detail::start_batches(
             q, op.name, detail::apply_inverses<detail::tall_piece>, 256, all,
             [](const detail::tall_piece& t) { return detail::parts_of(t.rows, 256); }, second);

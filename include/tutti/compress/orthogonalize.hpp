@@ -30,10 +30,8 @@ template <memory M> struct tall_matrix {
 namespace detail {
 
 // A column is dropped where what is left of its square, once its share in the columns before it is taken off, is less
-// than this part of it: ten times what the rounding of sums in double makes of nothing. In the second pass, all of an
-// independent column is left.
-inline constexpr double dependent_at_first = 1e-14;
-inline constexpr double dependent_at_last = 0.25;
+// than this part of it: ten times what the rounding of sums in double makes of nothing.
+inline constexpr double dependent_part = 1e-14;
 
 TUTTI_HOST_DEVICE constexpr bool is_finite(double x) noexcept { return x - x == 0; }
 
@@ -50,15 +48,15 @@ TUTTI_HOST_DEVICE constexpr bool is_finite(double x) noexcept { return x - x == 
 #pragma nv_exec_check_disable  // the barrier is the caller's: on the device, the device's
 #endif
 template <class Sync>
-TUTTI_HOST_DEVICE void inverse_cholesky(double* cells, double* diagonal, unsigned r, double dependent, unsigned thread,
-                                        unsigned threads, Sync sync) {
+TUTTI_HOST_DEVICE void inverse_cholesky(double* cells, double* diagonal, unsigned r, unsigned thread, unsigned threads,
+                                        Sync sync) {
     for (unsigned i = thread; i < r; i += threads) { diagonal[i] = cells[i * r + i]; }
     sync();
     bool finite = true;
     for (unsigned i = 0; i < r; ++i) { finite = finite && is_finite(diagonal[i]); }
     for (unsigned j = 0; j < r; ++j) {
         const double left = cells[j * r + j];
-        const bool independent = left > dependent * diagonal[j];
+        const bool independent = left > dependent_part * diagonal[j];
         const double scale =
             finite ? (independent ? 1 / std::sqrt(left) : 0.0) : std::numeric_limits<double>::quiet_NaN();
         for (unsigned i = thread; i < r; i += threads) {
@@ -155,9 +153,9 @@ template <memory M> struct orthogonalize_operation {
             scratch.resize(std::size_t{r} * r + r);
             double* const cells = scratch.data();
             const float* from = a.in.data();
-            for (const double dependent : {detail::dependent_at_first, detail::dependent_at_last}) {
+            for (int pass = 0; pass < 2; ++pass) {
                 detail::gram(from, a.rows, r, cells);
-                detail::inverse_cholesky(cells, cells + std::size_t{r} * r, r, dependent, 0, 1, [] {});
+                detail::inverse_cholesky(cells, cells + std::size_t{r} * r, r, 0, 1, [] {});
                 detail::apply_inverse(from, a.out.data(), a.rows, r, cells);
                 from = a.out.data();
             }
