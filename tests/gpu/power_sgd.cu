@@ -342,3 +342,31 @@ TEST_CASE("a step can be captured: it waits for nothing, and replays with the sa
     cudaGraphExecDestroy(executable);
     cudaGraphDestroy(graph);
 }
+
+// Chains of PyTorch's hook ran into each other: github.com/pytorch/pytorch/issues/49477,
+// github.com/pytorch/pytorch/issues/49716, github.com/pytorch/pytorch/pull/54838
+TEST_CASE("two chains of many steps, at once and without a wait: the bits of each alone") {
+    test::require_device();
+    const std::vector<segment> all{matrix_segment(0, 500, 300, 4), matrix_segment(1, 70, 900, 9, 150000)};
+    const std::size_t elements = 213000;
+    const auto chains = [&](bool at_once) {
+        device_rank<float> a(all, elements), b(all, elements);
+        a.load(rounded(normal_matrix(1, elements, 6)));
+        b.load(rounded(normal_matrix(1, elements, 7)));
+        for (std::uint32_t step = 0; step < 40; ++step) {
+            a.step(all, true, draw_key{1, step, 0});
+            if (at_once) { b.step(all, true, draw_key{1, step, 0}); }
+        }
+        if (!at_once) {
+            a.queue.record().wait_host(after(default_timeout()));
+            for (std::uint32_t step = 0; step < 40; ++step) { b.step(all, true, draw_key{1, step, 0}); }
+        }
+        std::vector<std::vector<float>> results{a.result(), a.left(), b.result(), b.left()};
+        return results;
+    };
+    const auto alone = chains(false);
+    for (int repeat = 0; repeat < 3; ++repeat) {
+        const auto at_once = chains(true);
+        for (std::size_t i = 0; i < alone.size(); ++i) { CHECK(test::same_bytes(at_once[i], alone[i])); }
+    }
+}
