@@ -19,3 +19,7 @@
 #include <tutti/compress/hierarchical.hpp>
 #include <tutti/compress/reduce_scatter.hpp>
 #include <tutti/compress/shards.hpp>
+
+// compressors
+#include <tutti/compress/orthogonalize.hpp>
+#include <tutti/compress/power_sgd.hpp>
