@@ -46,12 +46,16 @@
 #include <tutti/schedule/ticket.hpp>
 #include <tutti/schedule/timeline.hpp>
 
-// compress: what compressors are, and which level each layer gets
+// compress: what compressors are, the sparsifiers, and which level each layer gets
 #include <tutti/compress/compressor.hpp>
 #include <tutti/compress/critical_regime.hpp>
 #include <tutti/compress/level_choice.hpp>
 #include <tutti/compress/level_schedule.hpp>
 #include <tutti/compress/level_table.hpp>
+#include <tutti/compress/momentum_feedback.hpp>
+#include <tutti/compress/random_k.hpp>
+#include <tutti/compress/threshold.hpp>
+#include <tutti/compress/top_k.hpp>
 
 // optimize: optimizers, learning rates, clipping
 #include <tutti/optimize/adamw.hpp>
