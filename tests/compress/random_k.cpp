@@ -67,7 +67,7 @@ TEST_CASE("exactly k places, all different") {
             const std::size_t k = random_k::wire_count(s, 0);
             CHECK(k == std::max<std::size_t>(1, n * static_cast<std::size_t>(level) / 10000));
             for (std::uint32_t t = 0; t < 3; ++t) {
-                const random_places places({7, t, 0}, s, k);
+                const auto places = random_places::of({7, t, 0}, s, k);
                 std::set<std::size_t> seen;
                 for (std::size_t j = 0; j < k; ++j) { seen.insert(places[j]); }
                 CHECK(seen.size() == k);
@@ -89,7 +89,7 @@ TEST_CASE("every place is chosen with the probability k / n") {
         constexpr std::uint32_t draws = 40000;
         std::vector<double> chosen(n);
         for (std::uint32_t t = 0; t < draws; ++t) {
-            const random_places places({7, t, 0}, s, k);
+            const auto places = random_places::of({7, t, 0}, s, k);
             for (std::size_t j = 0; j < k; ++j) { chosen[places[j]] += 1; }
         }
         const double p = static_cast<double>(k) / static_cast<double>(n);
@@ -171,7 +171,7 @@ TEST_CASE_TEMPLATE("the mean over ranks at the same places, and residuals that k
 TEST_CASE("tensors, steps and seeds have places of their own; ranks have the same") {
     const auto places = [](draw_key key, std::uint32_t tensor) {
         const segment s{tensor, 100, 0, 0, 100000, 1};
-        const random_places p(key, s, 1000);
+        const auto p = random_places::of(key, s, 1000);
         std::set<std::size_t> all;
         for (std::size_t j = 0; j < 1000; ++j) { all.insert(p[j]); }
         return all;

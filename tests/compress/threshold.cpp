@@ -126,6 +126,17 @@ TEST_CASE("surplus: the larger ones pass, of equal ones as many as there is room
     CHECK(steps == (10000 + 129) / 130);
 }
 
+TEST_CASE("where k elements reach a grade, nothing below it is sent") {
+    std::vector<float> in(1000, 1.0f);
+    for (std::size_t i = 0; i < 10; ++i) { in[13 + 97 * i] = -4.0f; }
+    CHECK(run_one(1000, 100, in, std::vector<float>(1000)).sent == 10);
+    in[999] = 4.0f;
+    CHECK(run_one(1000, 100, in, {}).sent == 11);
+    in[13] = 1.0f;
+    in[999] = 1.0f;
+    CHECK(run_one(1000, 100, in, {}).sent == 13);  // 9 do not: the next grade, as far as there is room
+}
+
 TEST_CASE("a sample that misleads sends less and loses nothing") {
     constexpr std::size_t n = 65536;
     std::vector<float> in = gradient<float>("gaussian", n);

@@ -290,8 +290,8 @@ TEST_CASE("a virtual queue is charged what a device moves") {
     top_k{}.decode_add(q, all, view<const std::byte, phantom_memory>(wire), 1, x);
     const auto& steps = q.recording().streams[0];
     REQUIRE(steps.size() == 4);
-    CHECK(steps[0].seconds == 2 * 40000 + 800);
-    CHECK(steps[1].seconds == 4 * 40000 + 800);
+    CHECK(steps[0].seconds == 40000 + 800);
+    CHECK(steps[1].seconds == 3 * 40000 + 800);
     CHECK(steps[2].seconds == 40000 + 800);
     CHECK(steps[3].seconds == 2 * 800);
 }

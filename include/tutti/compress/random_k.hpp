@@ -35,16 +35,15 @@ namespace detail {
 /// with 1 / c: with k / n in all, whatever n and k.
 struct random_places {
     random_stream draws;
-    std::size_t n;
-    std::size_t k;
-    std::size_t turn;
+    std::size_t n = 0;
+    std::size_t k = 0;
+    std::size_t turn = 0;
 
-    random_places(draw_key key, const segment& s, std::size_t kept)
-        : draws(key.shared().stream(s.tensor, 0x706c6163u))  // "plac"
-        , n(s.size())
-        , k(kept)
-        , turn(static_cast<std::size_t>(key.shared().stream(s.tensor, 0x7475726eu).below(0, n))) {}  // "turn"
-
+    [[nodiscard]] static random_places of(draw_key key, const segment& s, std::size_t kept) noexcept {
+        const random_stream places = key.shared().stream(s.tensor, 0x706c6163u);  // "plac"
+        const random_stream turns = key.shared().stream(s.tensor, 0x7475726eu);   // "turn"
+        return {places, s.size(), kept, static_cast<std::size_t>(turns.below(0, s.size()))};
+    }
     [[nodiscard]] TUTTI_HOST_DEVICE constexpr std::size_t operator[](std::size_t j) const noexcept {
         const part cell = partition(n, k, j);
         const std::size_t at = cell.first + static_cast<std::size_t>(draws.below(j, cell.count));
@@ -53,9 +52,9 @@ struct random_places {
 };
 
 /// wire = factor * x at the chosen places, NaN where anything of the segment is not finite; residual = x, finite.
-template <class X, floating_element T, memory M> struct random_gather_operation {
+template <class C, floating_element T, memory M> struct random_gather_operation {
     static constexpr std::string_view name = "random_k_contribute";
-    X scheme;
+    C scheme;
     layout all;  ///< read while the call runs
     view<const T, M> in;
     view<float, M> residual;
@@ -81,7 +80,7 @@ template <class X, floating_element T, memory M> struct random_gather_operation 
                 most = most < m ? m : most;
                 if (owed != nullptr) { owed[i] = m < not_finite ? value : 0; }
             }
-            const random_places places(key, s, k);
+            const auto places = random_places::of(key, s, k);
             const float factor = scheme.factor(s);
             for (std::size_t j = 0; j < k; ++j) {
                 const std::size_t i = places[j];
@@ -93,10 +92,14 @@ template <class X, floating_element T, memory M> struct random_gather_operation 
     }
 };
 
+[[nodiscard]] TUTTI_HOST_DEVICE inline float mean_of(float sum, float ranks) noexcept {
+    return (exact(sum) / exact(ranks)).value;
+}
+
 /// out = zeros, and the means at the chosen places, where nothing is owed any longer.
-template <class X, floating_element T, memory M> struct random_scatter_operation {
+template <class C, floating_element T, memory M> struct random_scatter_operation {
     static constexpr std::string_view name = "random_k_finish";
-    X scheme;
+    C scheme;
     layout all;  ///< read while the call runs
     view<const float, M> sum;
     view<float, M> residual;
@@ -108,7 +111,6 @@ template <class X, floating_element T, memory M> struct random_scatter_operation
         return {elements_of(all) * static_cast<double>(sizeof(T)) + 2.0 * static_cast<double>(sum.size_bytes()),
                 static_cast<double>(sum.size())};
     }
-    [[nodiscard]] TUTTI_HOST_DEVICE float mean(float of) const noexcept { return (exact(of) / exact(ranks)).value; }
     void operator()() const {
         const float* from = sum.data();
         for (const segment& s : all) {
@@ -116,10 +118,10 @@ template <class X, floating_element T, memory M> struct random_scatter_operation
             if (k == 0) { continue; }
             T* const to = out.data() + s.offset;
             std::fill(to, to + s.size(), T(0.0f));
-            const random_places places(key, s, k);
+            const auto places = random_places::of(key, s, k);
             for (std::size_t j = 0; j < k; ++j) {
                 const std::size_t i = places[j];
-                to[i] = static_cast<T>(mean(from[j]));
+                to[i] = static_cast<T>(mean_of(from[j], ranks));
                 if (!residual.empty()) { residual.data()[s.offset + i] = 0; }
             }
             from += k;

@@ -3,7 +3,7 @@
 // Source: Lin et al., Deep gradient compression, ICLR 2018, section 5 (hierarchical threshold selection).
 #pragma once
 
-#include <algorithm>    // max, min
+#include <algorithm>    // min
 #include <cstddef>      // size_t, byte
 #include <cstdint>      // purpose
 #include <string_view>  // name
@@ -28,12 +28,13 @@ namespace tutti::compress {
 ///              more than 2^32 elements), ascending; as many floats; zeros where there is no entry.
 /// Not finite   counts as the largest of all, so at least one such element is sent, as NaN; none stays in the residual.
 /// Determinism  a function of the elements, seed, step, rank and tensor. The same bytes and bits on host and device.
-/// Cost         host: two passes that mostly skip. Device: one pass, and up to three more where most are equal.
+/// Cost         host: two passes that mostly skip. Device: one pass, and three more for small tensors, levels above 2500,
+///              and elements most of which are equal.
 /// Errors       as for top_k. A number of entries beyond what there is room for counts as that.
 struct threshold {
     static constexpr std::string_view name = "threshold";
     static constexpr std::uint32_t purpose = 0x74687265u;  // "thre"
-    static constexpr int passes = 1;                       // of the device
+    static constexpr bool exact = false;                   // the k largest, as far as the first digit tells
 
     [[nodiscard]] static constexpr std::size_t granularity() noexcept { return 0; }
     [[nodiscard]] static std::size_t kept(const segment& s) { return detail::kept(name, s); }
@@ -60,17 +61,6 @@ struct threshold {
     void decode_add(Q q, layout all, view<const std::byte, typename Q::memory_type> wires, std::size_t count,
                     view<float, typename Q::memory_type> sum) const {
         detail::sparse_add(*this, q, all, wires, count, sum);
-    }
-
-    /// The host's search.
-    template <class At>
-    [[nodiscard]] static detail::selection select(detail::grade_search& search, const At& at, std::size_t n,
-                                                  std::size_t k, random_stream sample) {
-        detail::selection found;
-        const std::uint32_t lowest = std::max<std::uint32_t>(1, search.estimate(at, n, k, sample));
-        static_cast<void>(search.first(at, n, lowest, k, found));
-        found.quota += capacity(k) - k;  // of those that are almost equal, as many as there is room for
-        return found;
     }
 };
 

@@ -24,18 +24,20 @@ namespace tutti::compress {
 ///              multiple of 16 bytes. 8 bytes a kept element: no gain at levels of 5000 and more.
 /// Not finite   counts as the largest of all, so at least one such element is sent, as NaN; none stays in the residual.
 /// Determinism  a function of the elements; the key is not part of it. The same bytes and bits on host and device.
-/// Cost         host: with sampling, four passes that mostly skip; O(size) whatever the elements. Device: two passes,
-///              and up to four more over elements most of which are equal.
+/// Cost         host: a sample, and four passes that mostly skip; O(size) whatever the elements. Device: one pass, and
+///              five more for small tensors, levels above 2500, and elements most of which are equal.
 /// Errors       usage_error for a level that is not in 1 to 10000, a tensor in several segments, sizes that do not fit.
 ///              decode and decode_add ignore entries of a damaged wire that are outside of their segment; where it has an
 ///              index twice, either entry may count.
 struct top_k {
     static constexpr std::string_view name = "top_k";
     static constexpr std::uint32_t purpose = 0x746f706bu;  // "topk"
-    static constexpr int passes = 2;                       // of the device
+    static constexpr bool exact = true;                    // the k largest, to the last bit
 
     [[nodiscard]] static constexpr std::size_t granularity() noexcept { return 0; }
     [[nodiscard]] static std::size_t kept(const segment& s) { return detail::kept(name, s); }
+    /// Entries that there is room for.
+    [[nodiscard]] static constexpr std::size_t capacity(std::size_t k) noexcept { return k; }
     [[nodiscard]] static detail::sparse_format format(const segment& s) {
         return {kept(s), s.size() > std::size_t{1} << 32, false};
     }
@@ -55,18 +57,6 @@ struct top_k {
     void decode_add(Q q, layout all, view<const std::byte, typename Q::memory_type> wires, std::size_t count,
                     view<float, typename Q::memory_type> sum) const {
         detail::sparse_add(*this, q, all, wires, count, sum);
-    }
-
-    /// The host's search. A sample says where to look; where it led too high, everything is looked at.
-    template <class At>
-    [[nodiscard]] static detail::selection select(detail::grade_search& search, const At& at, std::size_t n,
-                                                  std::size_t k, random_stream sample) {
-        detail::selection found;
-        if (!search.first(at, n, search.estimate(at, n, k, sample), k, found)) {
-            static_cast<void>(search.first(at, n, 0, k, found));
-        }
-        search.refine(at, n, found);
-        return found;
     }
 };
 

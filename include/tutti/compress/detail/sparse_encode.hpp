@@ -2,7 +2,9 @@
 // Needs compress/detail/magnitude and compress/detail/sparse_wire; on a CUDA queue compress/detail/sparse_encode.cuh.
 #pragma once
 
+#include <algorithm>    // max
 #include <cstddef>      // size_t, byte
+#include <cstdint>      // grades
 #include <string_view>  // names
 
 #include <tutti/compress/compressor.hpp>          // layout, draw_key
@@ -31,10 +33,25 @@ void write_selected(const At& at, std::size_t n, selection s, sparse_format f, f
     f.finish(wire, entries);
 }
 
-/// X says which elements are sent: X::select(search, at, n, k, stream), and how: scheme.format(segment).
-template <class X, floating_element T, memory M> struct sparse_encode_operation {
-    static constexpr std::string_view name = X::name;
-    X scheme;
+/// The host's search. A sample says where to look; where an exact scheme is led too high, it looks at everything.
+template <class C, class At>
+[[nodiscard]] selection select(grade_search& search, const At& at, std::size_t n, std::size_t k, random_stream sample) {
+    selection found;
+    const std::uint32_t lowest = search.estimate(at, n, k, sample);
+    const bool enough = search.first(at, n, C::exact ? lowest : std::max<std::uint32_t>(1, lowest), k, found);
+    if constexpr (C::exact) {
+        if (!enough) { static_cast<void>(search.first(at, n, 0, k, found)); }
+        search.refine(at, n, found);
+    }
+    found.quota += C::capacity(k) - k;
+    return found;
+}
+
+/// Of C: name, purpose, format(segment), capacity(k), and whether it is exact: takes the k largest,
+/// instead of what the first digit tells apart.
+template <class C, floating_element T, memory M> struct sparse_encode_operation {
+    static constexpr std::string_view name = C::name;
+    C scheme;
     layout all;  ///< read while the call runs
     view<const T, M> in;
     view<float, M> residual;
@@ -42,11 +59,11 @@ template <class X, floating_element T, memory M> struct sparse_encode_operation 
     draw_key key;
 
     [[nodiscard]] tutti::cost cost() const noexcept {
-        const double elements = elements_of(all);
-        const auto each = static_cast<double>(residual.empty() ? X::passes * sizeof(T) : sizeof(T) + 4 + X::passes * 4);
-        return {elements * each + static_cast<double>(wire.size()), elements * X::passes};
+        // One pass, which is what a device needs.
+        const double each = static_cast<double>(sizeof(T)) + (residual.empty() ? 0 : 8);
+        return {elements_of(all) * each + static_cast<double>(wire.size()), elements_of(all)};
     }
-    [[nodiscard]] random_stream sample(const segment& s) const noexcept { return key.stream(s.tensor, X::purpose); }
+    [[nodiscard]] random_stream sample(const segment& s) const noexcept { return key.stream(s.tensor, C::purpose); }
 
     void operator()() const {
         grade_search search;
@@ -55,7 +72,7 @@ template <class X, floating_element T, memory M> struct sparse_encode_operation 
             const sparse_format f = scheme.format(s);
             const T* const from = in.data() + s.offset;
             const auto encode_from = [&](const auto& at, float* owed) {
-                const selection found = X::select(search, at, s.size(), kept(X::name, s), sample(s));
+                const selection found = select<C>(search, at, s.size(), kept(C::name, s), sample(s));
                 write_selected(at, s.size(), found, f, owed, to);
             };
             if (s.size() == 0) {
@@ -71,12 +88,12 @@ template <class X, floating_element T, memory M> struct sparse_encode_operation 
     }
 };
 
-template <class X, queue Q, class T, class M = typename Q::memory_type>
-void sparse_encode(const X& x, Q q, layout all, view<T, M> in, view<float, M> residual, view<std::byte, M> wire,
+template <class C, queue Q, class T, class M = typename Q::memory_type>
+void sparse_encode(const C& x, Q q, layout all, view<T, M> in, view<float, M> residual, view<std::byte, M> wire,
                    draw_key key) {
     expect_wires(x, all, wire, 1, in.size());
-    if (!residual.empty()) { expect_size(X::name, "the residual", residual.size(), in.size()); }
-    run(q, sparse_encode_operation<X, std::remove_const_t<T>, M>{x, all, in, residual, wire, key});
+    if (!residual.empty()) { expect_size(C::name, "the residual", residual.size(), in.size()); }
+    run(q, sparse_encode_operation<C, std::remove_const_t<T>, M>{x, all, in, residual, wire, key});
 }
 
 }  // namespace tutti::compress::detail

@@ -40,6 +40,24 @@ namespace tutti::compress::detail {
     return elements;
 }
 
+// A number of a wire. The device's wires are aligned; there a memcpy would go byte by byte.
+template <class W> [[nodiscard]] TUTTI_HOST_DEVICE W load(const std::byte* from) noexcept {
+#if defined(__CUDA_ARCH__)
+    return *reinterpret_cast<const W*>(from);
+#else
+    W word{};
+    std::memcpy(&word, from, sizeof(W));
+    return word;
+#endif
+}
+template <class W> TUTTI_HOST_DEVICE void store(std::byte* to, W word) noexcept {
+#if defined(__CUDA_ARCH__)
+    *reinterpret_cast<W*>(to) = word;
+#else
+    std::memcpy(to, &word, sizeof(W));
+#endif
+}
+
 /// The wire of one segment: with `counted`, 16 bytes of which the first 8 are the number of entries; then `capacity`
 /// indices in the segment, of 4 bytes, or of 8 where a segment has more than 2^32 elements; then as many floats; then
 /// zeros up to a multiple of 16 bytes. Entries are in ascending order of their indices. Numbers as memory has them:
@@ -61,34 +79,22 @@ struct sparse_format {
     /// Entries of a wire: what its header says, or what there is room for, if that is less.
     [[nodiscard]] TUTTI_HOST_DEVICE std::size_t entries(const std::byte* wire) const noexcept {
         if (!counted || capacity == 0) { return capacity; }
-        std::uint64_t count = 0;
-        std::memcpy(&count, wire, sizeof(count));
+        const auto count = load<std::uint64_t>(wire);
         return count < capacity ? static_cast<std::size_t>(count) : capacity;
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::size_t index(const std::byte* wire, std::size_t entry) const noexcept {
-        if (wide) {
-            std::uint64_t i = 0;
-            std::memcpy(&i, wire + indices_at() + entry * 8, 8);
-            return static_cast<std::size_t>(i);
-        }
-        std::uint32_t i = 0;
-        std::memcpy(&i, wire + indices_at() + entry * 4, 4);
-        return i;
+        const std::byte* const indices = wire + indices_at();
+        return wide ? static_cast<std::size_t>(load<std::uint64_t>(indices + entry * 8))
+                    : load<std::uint32_t>(indices + entry * 4);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE float value(const std::byte* wire, std::size_t entry) const noexcept {
-        float v = 0;
-        std::memcpy(&v, wire + values_at() + entry * 4, 4);
-        return v;
+        return load<float>(wire + values_at() + entry * 4);
     }
     TUTTI_HOST_DEVICE void put(std::byte* wire, std::size_t entry, std::size_t index, float value) const noexcept {
-        if (wide) {
-            const std::uint64_t i = index;
-            std::memcpy(wire + indices_at() + entry * 8, &i, 8);
-        } else {
-            const auto i = static_cast<std::uint32_t>(index);
-            std::memcpy(wire + indices_at() + entry * 4, &i, 4);
-        }
-        std::memcpy(wire + values_at() + entry * 4, &value, 4);
+        std::byte* const indices = wire + indices_at();
+        wide ? store(indices + entry * 8, static_cast<std::uint64_t>(index))
+             : store(indices + entry * 4, static_cast<std::uint32_t>(index));
+        store(wire + values_at() + entry * 4, value);
     }
     /// Ends a wire of `entries` entries: the header, and zeros where there is nothing.
     void finish(std::byte* wire, std::size_t entries) const noexcept {
@@ -112,20 +118,20 @@ template <class F> void for_each_entry(sparse_format f, const std::byte* wire, s
 }
 
 /// Refuses wires that do not fit, before anything is written.
-template <class X, class T, memory M>
-void expect_wires(const X& x, layout all, view<T, M> wires, std::size_t count, std::size_t elements) {
+template <class C, class T, memory M>
+void expect_wires(const C& x, layout all, view<T, M> wires, std::size_t count, std::size_t elements) {
     const std::size_t bytes = wire_bytes(x, all);
-    expect_inside(X::name, all, elements);
+    expect_inside(C::name, all, elements);
     if (bytes != 0 && count > wires.size() / bytes) {  // their product may overflow
-        throw usage_error(formatted("{}: {} wires of {} bytes do not fit in {}", X::name, count, bytes, wires.size()));
+        throw usage_error(formatted("{}: {} wires of {} bytes do not fit in {}", C::name, count, bytes, wires.size()));
     }
-    expect_size(X::name, "the wire", wires.size(), count * bytes);
+    expect_size(C::name, "the wire", wires.size(), count * bytes);
 }
 
 /// out = factor * decoded(wire): zeros, and the entries.
-template <class X, floating_element T, memory M> struct sparse_decode_operation {
+template <class C, floating_element T, memory M> struct sparse_decode_operation {
     static constexpr std::string_view name = "sparse_decode";
-    X scheme;
+    C scheme;
     layout all;  ///< read while the call runs
     view<const std::byte, M> wire;
     view<T, M> out;
@@ -148,9 +154,9 @@ template <class X, floating_element T, memory M> struct sparse_decode_operation 
 };
 
 /// sum += the entries of `count` wires, wire by wire.
-template <class X, memory M> struct sparse_add_operation {
+template <class C, memory M> struct sparse_add_operation {
     static constexpr std::string_view name = "sparse_add";
-    X scheme;
+    C scheme;
     layout all;  ///< read while the call runs
     view<const std::byte, M> wires;
     std::size_t count;
@@ -171,15 +177,15 @@ template <class X, memory M> struct sparse_add_operation {
     }
 };
 
-template <class X, queue Q, class T, class M = typename Q::memory_type>
-void sparse_decode(const X& x, Q q, layout all, view<const std::byte, M> wire, view<T, M> out, float factor) {
+template <class C, queue Q, class T, class M = typename Q::memory_type>
+void sparse_decode(const C& x, Q q, layout all, view<const std::byte, M> wire, view<T, M> out, float factor) {
     expect_wires(x, all, wire, 1, out.size());
-    run(q, sparse_decode_operation<X, T, M>{x, all, wire, out, factor});
+    run(q, sparse_decode_operation<C, T, M>{x, all, wire, out, factor});
 }
-template <class X, queue Q, class M = typename Q::memory_type>
-void sparse_add(const X& x, Q q, layout all, view<const std::byte, M> wires, std::size_t count, view<float, M> sum) {
+template <class C, queue Q, class M = typename Q::memory_type>
+void sparse_add(const C& x, Q q, layout all, view<const std::byte, M> wires, std::size_t count, view<float, M> sum) {
     expect_wires(x, all, wires, count, sum.size());
-    run(q, sparse_add_operation<X, M>{x, all, wires, count, sum});
+    run(q, sparse_add_operation<C, M>{x, all, wires, count, sum});
 }
 
 }  // namespace tutti::compress::detail
