@@ -144,7 +144,7 @@ TEST_CASE("a sample that misleads sends less and loses nothing") {
     for (std::size_t j = 0; j < 300; ++j) {
         in[compress::detail::sample_position(key.stream(0, threshold::purpose), n, j)] = 1e6f;
     }
-    // The 138th of the sample is one of the 300, which are fewer than k = 655.
+    // The 97th of the sample is one of the 300, which are fewer than k = 655.
     CHECK(run_one(n, 100, in, std::vector<float>(n), key).sent == 300);
     CHECK(run_one(n, 100, in, std::vector<float>(n), {1, 3, 3}).sent >= 655);  // another step, another sample
 }

@@ -356,9 +356,11 @@ TEST_CASE_TEMPLATE("2^31 + 1 normal elements", X, top_k, threshold) {
     CHECK(wrong == 0);
     const buffer<unsigned long long, cuda_queue> larger(q, 1);
     fill(q, larger.view(), 0ull);
-    count_above<<<1024, 256, 0, q.stream()>>>(x.data(), n, least, larger.data());
+    // All that is larger than the least was sent; threshold does not tell 3 % apart.
+    const float bound = X::exact ? least : least * (1 + 1.0f / 32);
+    count_above<<<1024, 256, 0, q.stream()>>>(x.data(), n, bound, larger.data());
     const auto above = fetch(q, view<unsigned long long, D>(larger.view()), 0ull);
-    CHECK(above < entries);  // all that is larger than the least was sent
+    CHECK(above < entries);
     if constexpr (X::exact) { CHECK(entries - above <= 64); }
 }
 

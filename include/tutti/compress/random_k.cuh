@@ -94,6 +94,7 @@ template <class Operation, class Use> void for_each_random_batch(const Operation
 /// Determinism  the host's bits. Cost: one pass over the input, and two launches for each 32 tensors.
 template <class C, floating_element T>
 void launch(const cuda_queue& q, const random_gather_operation<C, T, device_memory>& op) {
+    float* const residual = op.residual.empty() ? nullptr : op.residual.data();
     for_each_random_batch(op, [&](const segment_batch<random_row>& places) {
         const buffer<int, cuda_queue> spoiled(q, places.count);
         fill(q, spoiled.view(), 0);
@@ -101,10 +102,10 @@ void launch(const cuda_queue& q, const random_gather_operation<C, T, device_memo
         for (unsigned r = 0; r < places.count; ++r) {
             elements.add(places.rows[r], blocks_for(places.rows[r].size, random_tile));
         }
-        start_blocks(q, op.name, form_finite<T>, elements.blocks(), 256, elements, op.in.data(), op.residual.data(),
+        start_blocks(q, op.name, form_finite<T>, elements.blocks(), 256, elements, op.in.data(), residual,
                      spoiled.data());
-        start_blocks(q, op.name, gather_places<T>, places.blocks(), 256, places, op.in.data(), op.residual.data(),
-                     spoiled.data(), op.wire.data());
+        start_blocks(q, op.name, gather_places<T>, places.blocks(), 256, places, op.in.data(), residual, spoiled.data(),
+                     op.wire.data());
     });
 }
 
@@ -112,8 +113,9 @@ void launch(const cuda_queue& q, const random_gather_operation<C, T, device_memo
 template <class C, floating_element T>
 void launch(const cuda_queue& q, const random_scatter_operation<C, T, device_memory>& op) {
     clear_segments(q, op.all, op.out.data());
+    float* const residual = op.residual.empty() ? nullptr : op.residual.data();
     for_each_random_batch(op, [&](const segment_batch<random_row>& places) {
-        start_blocks(q, op.name, scatter_places<T>, places.blocks(), 256, places, op.out.data(), op.residual.data(),
+        start_blocks(q, op.name, scatter_places<T>, places.blocks(), 256, places, op.out.data(), residual,
                      op.sum.data(), op.ranks);
     });
 }

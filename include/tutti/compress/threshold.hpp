@@ -22,7 +22,7 @@ namespace tutti::compress {
 ///              by the upper 13 bits of their magnitudes, and the highest such grade that k elements reach is the
 ///              threshold. Elements above it are all sent; of those within 3 % above it the first, as far as there is
 ///              room. What is not sent stays in the residual: decoded + residual is x in every bit. Magnitudes below
-///              2^-131 count as zero. A sample misses what fewer than k elements reach as good as never (once in 10^8
+///              2^-131 count as zero. A sample tells a magnitude that fewer than k reach as good as never (once in 10^9
 ///              times); then fewer are sent.
 ///   wire       16 bytes, of which the first 8 are the number of entries; then 1.3 k indices (4 bytes, 8 in a segment of
 ///              more than 2^32 elements), ascending; as many floats; zeros where there is no entry.

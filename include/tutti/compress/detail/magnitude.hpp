@@ -72,10 +72,10 @@ inline constexpr std::size_t sample_size = 4096;
     return p.first + static_cast<std::size_t>(s.below(j, p.count));
 }
 /// The place in the sample, from above, of a grade that about twice the wanted elements reach; 0: all are looked at. Of
-/// m elements in the sample that are expected to be among the wanted, 2 m + 8 are so only once in 10^8 times.
+/// m elements in the sample that are expected to be among the wanted, 2 m + 16 are so less than once in 10^9 times.
 [[nodiscard]] TUTTI_HOST_DEVICE constexpr std::size_t sample_rank(std::size_t n, std::size_t wanted) noexcept {
     if (n < 16 * sample_size || wanted > n / 4) { return 0; }
-    return 2 * static_cast<std::size_t>(static_cast<double>(wanted) / static_cast<double>(n) * sample_size) + 8;
+    return static_cast<std::size_t>(static_cast<double>(wanted) / static_cast<double>(n) * (2 * sample_size)) + 16;
 }
 
 /// Calls f(i, magnitude) for elements of at least the magnitude `low`, in order. Most blocks have none, and are passed

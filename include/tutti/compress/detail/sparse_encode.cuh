@@ -439,7 +439,7 @@ void launch(const cuda_queue& q, const sparse_encode_operation<C, T, device_memo
     expect_aligned(C::name, op.wire.data());
     constexpr bool exact = C::exact;
     constexpr unsigned shift = exact ? 0 : digits[0].shift;
-    const device_elements<T> x{op.in.data(), op.residual.data()};
+    const device_elements<T> x{op.in.data(), op.residual.empty() ? nullptr : op.residual.data()};
     constexpr std::size_t aligned = std::min<std::size_t>(16, 4 * sizeof(T));
     const bool packed =
         reinterpret_cast<std::uintptr_t>(x.in) % aligned == 0 && reinterpret_cast<std::uintptr_t>(x.owed) % 16 == 0;
