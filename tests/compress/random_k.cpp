@@ -169,23 +169,23 @@ TEST_CASE_TEMPLATE("the mean over ranks at the same places, and residuals that k
 // sands-lab/grace, randomk.py: seeds were sums of bytes of the name and the step, so that anagrams, and names and steps
 // that add up alike, shared their places.
 TEST_CASE("tensors, steps and seeds have places of their own; ranks have the same") {
+    constexpr std::size_t n = 100000, k = 1000;
     const auto places = [](draw_key key, std::uint32_t tensor) {
-        const segment s{tensor, 100, 0, 0, 100000, 1};
-        const auto p = random_places::of(key, s, 1000);
-        std::set<std::size_t> all;
-        for (std::size_t j = 0; j < 1000; ++j) { all.insert(p[j]); }
-        return all;
+        return random_places::of(key, segment{tensor, 100, 0, 0, n, 1}, k);
     };
-    const auto common = [](const std::set<std::size_t>& a, const std::set<std::size_t>& b) {
+    // In how many cells two choices take the same place; by chance 10.
+    const auto common = [](const random_places& a, const random_places& b) {
         std::size_t count = 0;
-        for (const std::size_t i : a) { count += b.count(i); }
+        for (std::size_t j = 0; j < k; ++j) { count += (a[j] + n - a.turn) % n == (b[j] + n - b.turn) % n ? 1u : 0u; }
         return count;
     };
     const auto one = places({1, 1, 0}, 1);
-    CHECK(places({1, 1, 7}, 1) == one);
+    CHECK(common(places({1, 1, 7}, 1), one) == k);
+    CHECK(places({1, 1, 7}, 1).turn == one.turn);
     for (const auto& other : {places({1, 0, 0}, 2), places({1, 2, 0}, 0), places({1, 1, 0}, 2), places({1, 2, 0}, 1),
                               places({2, 1, 0}, 1), places({2, 0, 0}, 1)}) {
-        CHECK(common(one, other) <= 30);  // 10 are expected by chance
+        CHECK(common(one, other) <= 30);
+        CHECK(one.turn != other.turn);
     }
 }
 
