@@ -1,5 +1,5 @@
-// What the tests of the sparsifiers share: gradients of several distributions, a run of encode and decode over a layout,
-// and the selection by sorting that judges them.
+// What the tests of the sparsifiers share: gradients of several distributions, encode and decode over a layout, and the
+// selection by sorting that judges them.
 // Needs tutti/compress; standard library.
 #pragma once
 

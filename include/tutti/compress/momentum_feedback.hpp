@@ -96,17 +96,16 @@ struct momentum_options {
     }
 };
 
-/// One rank's momentum u and residual v, for any compressor that sends elements as they are (top_k, threshold, random_k),
-/// in place of error feedback and of the optimizer's momentum.
+/// One rank's momentum u and residual v, for any compressor that sends elements as they are (top_k, threshold,
+/// random_k), in place of error feedback and of the optimizer's momentum.
 ///
 /// Semantics    a step: add(gradient); then the compressor encodes (or contributes) in() with residual(), which sends
 ///              from u + v; then sent(layout). The mean of what the ranks sent goes to an optimizer without momentum.
-///   add          u = m u + g, so u + v is what DGC calls v; with Nesterov's  u = m (u + g) and v = v + g.
-///   sent         after the compressor: momentum stops (u = 0) where nothing is owed any longer (v == 0), which are the
-///                elements that were sent. An element of which all was sent at once is not late: segments of level 10000
-///                keep their momentum, so that they follow SGD with momentum (Nesterov's too), as without masking every
-///                scheme does that sends all.
-///   Local clipping by the norm comes before add, with the limit divided by the square root of the number of ranks.
+///              Local clipping by the norm comes before it, the limit divided by the root of the number of ranks.
+///   add        u = m u + g, so that u + v is what the paper calls v; with Nesterov's  u = m (u + g) and v = v + g.
+///   sent       after the compressor: momentum stops (u = 0) where nothing is owed any longer (v == 0), which are the
+///              elements that were sent. What is sent whole in every step is never late: segments of level 10000 keep
+///              their momentum, and so follow SGD with momentum, classic or Nesterov's.
 /// Not finite   a gradient that is not finite is sent as such, and gone from u and v after sent().
 /// Determinism  elementwise; the same bits on host and device.
 /// Cost         8 bytes of state an element. add: sizeof(T) + 8 bytes and 2 flops (Nesterov 16 and 3), sent: 12 bytes.

@@ -7,6 +7,9 @@
 #include <tutti/compress/detail/segment_batch.cuh>  // segments in a kernel
 #include <tutti/compress/random_k.hpp>              // operations
 #include <tutti/core/buffer.hpp>                    // flags
+#include <tutti/core/cuda_queue.hpp>                // cuda_queue
+#include <tutti/core/cuda_run.cuh>                  // fill
+#include <tutti/core/elementwise.hpp>               // fill
 
 namespace tutti::compress::detail {
 

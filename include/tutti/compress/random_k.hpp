@@ -30,9 +30,9 @@ namespace tutti::compress {
 
 namespace detail {
 
-/// k distinct places of n. The places, turned by a random distance, are cut into k cells, as equal as can be; each gives
-/// one of its own. A place is in a cell of c elements with a probability of c / n for each such cell, and is chosen there
-/// with 1 / c: with k / n in all, whatever n and k.
+/// k distinct places of n. The places, turned by a random distance, are cut into k cells, as equal as can be; each
+/// gives one of its own. A place is in a certain cell of c elements with a probability of c / n, and is chosen there
+/// with 1 / c: over the k cells that is k / n, whatever n and k.
 struct random_places {
     random_stream draws;
     std::size_t n = 0;
@@ -133,13 +133,13 @@ template <class C, floating_element T, memory M> struct random_scatter_operation
 
 /// A linear_compressor (see the concept) of one round. `segment::level`: kept elements in 10,000.
 ///
-/// Semantics    k as for top_k. The k places are distinct, drawn for each tensor and step from what all ranks share, and
-///              each element is chosen with a probability of k / size, exactly (up to size / 2^64, by which draws are not
-///              uniform).
+/// Semantics    k as for top_k. The k places are distinct, drawn for each tensor and step from what all ranks share;
+///              each element is chosen with a probability of k / size, exactly (up to size / 2^64, by which draws are
+///              not uniform).
 ///   unbiased   false: values are sent as they are. |x - decoded|^2 is (1 - k / size) |x|^2 in the mean: a contraction,
-///              for error feedback, with decoded + residual == x in every bit for one rank. true: they are multiplied by
-///              size / k, so that the mean over all draws is x and the mean of |decoded|^2 is size / k |x|^2; what this
-///              leaves grows from step to step, so there is no residual.
+///              for error feedback, with decoded + residual == x in every bit for one rank. true: they are multiplied
+///              by size / k, so that the mean over all draws is x and the mean of |decoded|^2 is size / k |x|^2; what
+///              this leaves would grow from step to step, so there is no residual.
 /// Not finite   makes all that its segment sends NaN; the residual gets 0 in its place.
 /// Determinism  a function of elements, seed, step and tensor. The same bits on host and device.
 /// Cost         contribute reads x once and writes it where there is a residual; finish writes the output once.

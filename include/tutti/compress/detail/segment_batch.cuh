@@ -3,7 +3,6 @@
 // Needs compress/compressor and nvcc.
 #pragma once
 
-#include <algorithm>    // max
 #include <cstddef>      // size_t
 #include <cstdint>      // addresses
 #include <string_view>  // names
@@ -11,7 +10,9 @@
 #include <cuda_runtime_api.h>  // memset
 
 #include <tutti/compress/compressor.hpp>  // layout
-#include <tutti/core/cuda_run.cuh>        // start, packs
+#include <tutti/core/cuda_queue.hpp>      // cuda_queue
+#include <tutti/core/cuda_run.cuh>        // start
+#include <tutti/core/error.hpp>           // usage_error
 #include <tutti/core/text.hpp>            // formatted
 
 namespace tutti::compress::detail {

@@ -2,10 +2,12 @@
 // Needs core/cuda_run and nvcc.
 #pragma once
 
-#include <cstddef>  // size_t, byte
+#include <cstddef>      // size_t, byte
+#include <string_view>  // names
 
 #include <tutti/compress/detail/segment_batch.cuh>  // segments in a kernel
 #include <tutti/compress/detail/sparse_wire.hpp>    // operations
+#include <tutti/core/cuda_queue.hpp>                // cuda_queue
 
 namespace tutti::compress::detail {
 
