@@ -17,6 +17,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <tutti/compress/random_k.cuh>
+#include <tutti/compress/threshold.cuh>
+#include <tutti/compress/top_k.cuh>
 #include <tutti/core/buffer.hpp>
 #include <tutti/core/philox.cuh>
 #include <tutti/core/stochastic_rounding.hpp>
@@ -77,7 +80,7 @@ public:
         const auto copies = measure([&] { copy(q_, from.view(), to.view()); });
         copy_bandwidth_ = 2 * static_cast<double>(bytes) / copies.p50;
         fmt::print("# copy of 1 GiB: {:.0f} GB/s, read and written\n", copy_bandwidth_ * 1e-9);
-        fmt::print("# {:<16} {:<22} {:>10} {:>12} {:>10} {:>8} {:>6}\n", "operation", "elements of type", "elements",
+        fmt::print("# {:<22} {:<22} {:>10} {:>12} {:>10} {:>8} {:>6}\n", "operation", "elements of type", "elements",
                    "bytes", "us", "GB/s", "share");
     }
     [[nodiscard]] const cuda_queue& queue() const { return q_; }
@@ -89,7 +92,7 @@ public:
         const auto times = measure([&] { run(q_, op); });
         const double bytes = op.cost().bytes;
         const double rate = bytes / times.p50;
-        fmt::print("{:<18} {:<22} {:>10} {:>12.0f} {:>10.2f} {:>8.0f} {:>6.2f}\n", name, type, elements, bytes,
+        fmt::print("{:<24} {:<22} {:>10} {:>12.0f} {:>10.2f} {:>8.0f} {:>6.2f}\n", name, type, elements, bytes,
                    times.p50 * 1e6, rate * 1e-9, rate / copy_bandwidth_);
         std::fflush(stdout);
         rows_.push_back({{"operation", name},
@@ -159,6 +162,48 @@ template <class T> void rows_of(table& t, std::size_t n) {
     t.row("sgd", both, n, sgd{x.view(), g.view(), m.view(), real(0.7), real(0.01), real(0.9), real(1e-3)});
 }
 
+// Sparsifiers at 1 %: of one tensor, of one with a residual, and of the tensors of a model.
+template <class T, class C> void sparsifier_rows(table& t, std::size_t n) {
+    using compress::segment;
+    namespace sparse = compress::detail;
+    const cuda_queue& q = t.queue();
+    const std::string type(name_of(dtype_of<T>)), name(C::name);
+    const array<T> x = noise<T>(q, n, 1), out(q, n);
+    const array<float> residual(q, n);
+    const std::vector<segment> whole{{0, 100, 0, 0, n, 1}};
+    std::vector<segment> model;
+    for (std::uint32_t i = 0; i < 148; ++i) { model.push_back({i, 100, n / 148 * i, 0, n / 148, 1}); }
+    const auto row = [&](const std::string& what, compress::layout all, bool feedback) {
+        const array<std::byte> wire(q, sparse::wire_bytes(C{}, all));
+        fill(q, residual.view(), 0.0f);
+        t.row(name + what, type, n,
+              sparse::sparse_encode_operation<C, T, D>{
+                  C{}, all, x.view(), feedback ? residual.view() : view<float, D>{}, wire.view(), {1, 2, 3}});
+        if (feedback) { return; }
+        t.row(name + ", decode", type, n,
+              sparse::sparse_decode_operation<C, T, D>{C{}, all, wire.view(), out.view(), 1.0f});
+        t.row(name + ", decode_add", type, n,
+              sparse::sparse_add_operation<C, D>{C{}, all, wire.view(), 1, residual.view()});
+    };
+    row("", whole, false);
+    row(", residual", whole, true);
+    row(", 148 tensors", model, true);
+}
+template <class T> void random_rows(table& t, std::size_t n) {
+    using compress::random_k;
+    const cuda_queue& q = t.queue();
+    const std::string type(name_of(dtype_of<T>));
+    const array<T> x = noise<T>(q, n, 1);
+    const array<float> residual = noise<float>(q, n, 2), wire(q, n / 100);
+    const std::vector<compress::segment> all{{0, 100, 0, 0, n, 1}};
+    t.row("random_k", type, n,
+          compress::detail::random_gather_operation<random_k, T, D>{
+              random_k{}, all, x.view(), residual.view(), wire.view(), {1, 2, 3}});
+    t.row("random_k, finish", type, n,
+          compress::detail::random_scatter_operation<random_k, T, D>{
+              random_k{}, all, wire.view(), residual.view(), x.view(), {1, 2, 3}, 8});
+}
+
 // Microseconds of the host for one call, the device being idle or busy with what was queued.
 template <class Call> nlohmann::ordered_json host_row(const cuda_queue& q, const std::string& what, Call call) {
     std::vector<double> times;
@@ -208,6 +253,10 @@ int main(int argc, char** argv) try {
         rows_of<bfloat16>(t, n);
         rows_of<float16>(t, n);
         rows_of<double>(t, n);
+        sparsifier_rows<float, compress::top_k>(t, n);
+        sparsifier_rows<float, compress::threshold>(t, n);
+        sparsifier_rows<bfloat16, compress::top_k>(t, n);
+        random_rows<float>(t, n);
     }
 
     const cuda_queue q(0);

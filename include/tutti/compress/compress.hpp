@@ -21,5 +21,9 @@
 #include <tutti/compress/shards.hpp>
 
 // compressors
+#include <tutti/compress/momentum_feedback.hpp>
 #include <tutti/compress/orthogonalize.hpp>
 #include <tutti/compress/power_sgd.hpp>
+#include <tutti/compress/random_k.hpp>
+#include <tutti/compress/threshold.hpp>
+#include <tutti/compress/top_k.hpp>
