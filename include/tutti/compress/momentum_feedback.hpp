@@ -12,7 +12,7 @@
 #include <vector>       // entries
 
 #include <tutti/compress/compressor.hpp>        // layout
-#include <tutti/compress/detail/magnitude.hpp>  // not_finite
+#include <tutti/compress/detail/magnitude.hpp>  // infinite_magnitude
 #include <tutti/core/buffer.hpp>                // momentum, residual
 #include <tutti/core/element.hpp>               // floating_element
 #include <tutti/core/elementwise.hpp>           // operations, fill
@@ -76,7 +76,7 @@ template <memory M> struct drop_momentum_operation {
     [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(momentum, residual); }
     [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(momentum); }
     [[nodiscard]] TUTTI_HOST_DEVICE float result(std::size_t, float u, float v) const noexcept {
-        return (masking && v == 0) || magnitude(u) == not_finite ? 0.0f : u;
+        return (masking && v == 0) || magnitude(u) == infinite_magnitude ? 0.0f : u;
     }
     void operator()() const { tutti::detail::for_each_element(*this); }
 };

@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(256)
         if (i < row.size) {
             const std::size_t at = row.offset + i;
             const float value = residual == nullptr ? formed(in[at]) : formed(in[at], residual[at]);
-            const bool finite = magnitude(value) < not_finite;
+            const bool finite = magnitude(value) < infinite_magnitude;
             bad = bad || !finite;
             if (residual != nullptr) { residual[at] = finite ? value : 0; }
         }
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(256)
         if (j < row.places.k) {
             const std::size_t at = row.offset + row.places[j];
             const float value = residual == nullptr ? formed(in[at]) : residual[at];
-            wire[row.wire + j] = bad ? sent_value(__builtin_bit_cast(float, not_finite)) : row.factor * value;
+            wire[row.wire + j] = bad ? sent_value(__builtin_bit_cast(float, infinite_magnitude)) : row.factor * value;
         }
     }
 }

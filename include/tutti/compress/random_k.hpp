@@ -78,14 +78,14 @@ template <class C, floating_element T, memory M> struct random_gather_operation 
                 const float value = x(i);
                 const std::uint32_t m = magnitude(value);
                 most = most < m ? m : most;
-                if (owed != nullptr) { owed[i] = m < not_finite ? value : 0; }
+                if (owed != nullptr) { owed[i] = m < infinite_magnitude ? value : 0; }
             }
             const auto places = random_places::of(key, s, k);
             const float factor = scheme.factor(s);
             for (std::size_t j = 0; j < k; ++j) {
                 const std::size_t i = places[j];
-                to[j] = most < not_finite ? factor * (owed == nullptr ? formed(from[i]) : owed[i])
-                                          : __builtin_bit_cast(float, not_finite | 0x400000u);
+                to[j] = most < infinite_magnitude ? factor * (owed == nullptr ? formed(from[i]) : owed[i])
+                                          : __builtin_bit_cast(float, infinite_magnitude | 0x400000u);
             }
             to += k;
         }

@@ -18,10 +18,10 @@
 namespace tutti::compress::detail {
 
 /// Bits of an absolute value, 31 of them; all that is not finite is one magnitude, the largest.
-inline constexpr std::uint32_t not_finite = 0x7f800000u;
+inline constexpr std::uint32_t infinite_magnitude = 0x7f800000u;
 [[nodiscard]] TUTTI_HOST_DEVICE constexpr std::uint32_t magnitude(float x) noexcept {
     const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, x) & 0x7fffffffu;
-    return bits < not_finite ? bits : not_finite;
+    return bits < infinite_magnitude ? bits : infinite_magnitude;
 }
 
 /// What is encoded: an element and what is owed to it.
@@ -34,7 +34,7 @@ template <floating_element T> [[nodiscard]] TUTTI_HOST_DEVICE constexpr float fo
 }
 /// What goes on the wire for x: one NaN for all that is not finite, since machines differ in what a sum of NaNs is.
 [[nodiscard]] TUTTI_HOST_DEVICE constexpr float sent_value(float x) noexcept {
-    return magnitude(x) < not_finite ? x : __builtin_bit_cast(float, 0x7fc00000u);
+    return magnitude(x) < infinite_magnitude ? x : __builtin_bit_cast(float, 0x7fc00000u);
 }
 
 /// The elements of one segment that are sent: those above a grade, and of that grade the first `quota` by position.
@@ -82,7 +82,7 @@ inline constexpr std::size_t sample_size = 4096;
 /// over with one comparison; in the others no branch depends on a single element.
 template <class At, class F> void for_each_from(const At& at, std::size_t n, std::uint32_t low, F f) {
     constexpr std::size_t block = 32;
-    // Signed, and not cut off at not_finite: every instruction set has this comparison.
+    // Signed, and not cut off at infinite_magnitude: every instruction set has this comparison.
     const auto bound = static_cast<std::int32_t>(low);
     const auto reaches = [&at, bound](std::size_t i) {
         return static_cast<std::int32_t>(__builtin_bit_cast(std::uint32_t, at(i)) & 0x7fffffffu) >= bound ? 1 : 0;

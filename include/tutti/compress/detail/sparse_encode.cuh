@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(tile_threads)
                                         (equal_before < search.wanted ? equal_before : search.wanted);
                                     row.format.put(wires + row.wire, entry, i, sent_value(value));
                                 }
-                                if (x.owed != nullptr && (sent || (there && m == not_finite))) {
+                                if (x.owed != nullptr && (sent || (there && m == infinite_magnitude))) {
                                     x.owed[row.offset + i] = 0;
                                 }
                                 larger += __popc(larger_ones);

@@ -25,7 +25,7 @@ void write_selected(const At& at, std::size_t n, selection s, sparse_format f, f
         if (!tied || s.quota > 0) {
             s.quota -= tied ? 1 : 0;
             f.put(wire, entries++, i, sent_value(at(i)));
-        } else if (m != not_finite) {
+        } else if (m != infinite_magnitude) {
             return;
         }
         if (owed != nullptr) { owed[i] = 0; }
