@@ -57,4 +57,5 @@
 
 // strategy: what keeps replicas in step
 #include <tutti/strategy/data_parallel.hpp>
+#include <tutti/strategy/gradient_exchange.hpp>
 #include <tutti/strategy/strategy.hpp>

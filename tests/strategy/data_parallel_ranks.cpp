@@ -291,9 +291,9 @@ TEST_CASE("ranks that differ in what they attach are told, all of them, which pa
            "parameter 0 (here 'b', float32 [6])");
     expect(differing([](auto& l) { l.pop_back(); }), "number of parameters (here 2)", "number of parameters (here 1)");
     const auto setup = [](double beta, std::size_t bytes) {
-        return fmt::format(
-            "setup (here adamw(beta1 {}, beta2 0.999, epsilon 1e-08, weight_decay 0.01), buckets of {} bytes)", beta,
-            bytes);
+        return fmt::format("setup (here adamw(beta1 {}, beta2 0.999, epsilon 1e-08, weight_decay 0.01), plain mean in "
+                           "buckets of {} bytes)",
+                           beta, bytes);
     };
     expect(
         refusals<mismatch_error>(3, [&](threads& w) { attach(w, [](auto&) {}, {.beta1 = w.rank() == 2 ? 0.5 : 0.9}); }),

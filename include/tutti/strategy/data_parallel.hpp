@@ -1,4 +1,4 @@
-// data_parallel<Comm, Optimizer, T>: every rank holds the whole model; buckets of gradients are averaged in backward.
+// data_parallel<Comm, Optimizer, T, Exchange>: every rank holds the whole model; gradients are averaged during backward.
 // Needs schedule/lane, schedule/bucket, optimize and a communicator. `local` is the same over one rank.
 // Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020, section 3.
 #pragma once
@@ -27,6 +27,7 @@
 #include <tutti/strategy/detail/gradient_storage.hpp>  // gradient_storage
 #include <tutti/strategy/detail/micro_batches.hpp>     // micro_batch_order
 #include <tutti/strategy/detail/parameter_list.hpp>    // expect_valid, agree_on
+#include <tutti/strategy/gradient_exchange.hpp>        // gradient_exchange
 #include <tutti/strategy/strategy.hpp>                 // parameter
 
 namespace tutti::strategy {
@@ -44,12 +45,12 @@ struct data_parallel_options {
 
 /// Plain data parallelism.
 ///
-/// Semantics    attach broadcasts rank 0's initial values. Buckets are all-reduced (mean over ranks, in T) on a lane
-///              during the backward pass of the last micro-batch: bucket k as soon as buckets 0..k are complete, so
-///              that the order of launches is the plan's on every rank, whatever the order of gradient_ready. The
-///              gradient is clipped by its global norm inside the update. A norm that is not finite skips the step on
-///              all ranks. An error inside attach or finish ends the communicator's family, since other ranks take
-///              part.
+/// Semantics    attach broadcasts rank 0's initial values. Buckets become their mean over the ranks on a lane, as the
+///              exchange does it (plain_mean: all_reduce in T), during the backward pass of the last micro-batch: bucket
+///              k as soon as buckets 0..k are complete, so that the order of launches is the plan's on every rank,
+///              whatever the order of gradient_ready. The gradient is clipped by its global norm inside the update. A
+///              norm that is not finite skips the step on all ranks. An error inside attach or finish ends the
+///              communicator's family, since other ranks take part.
 /// Storage      one flat gradient of T, in parameter order, unless all of the trainer's gradients lie in that order one
 ///              behind the other: then that memory is used as it is. Other gradients of the trainer are packed before
 ///              and unpacked (averaged) after the all_reduce, on the lane. Likewise owned() is the trainer's own memory
@@ -58,25 +59,28 @@ struct data_parallel_options {
 /// Determinism  on deterministic backends the bits depend on data and number of ranks, not on bucket size nor timing.
 ///              Stochastic rounding depends on the seed, the number of updates and the element's place in the model,
 ///              and on nothing that differs between ranks: rounded by a seed of their own, replicas would drift apart.
-/// Cost         2(n-1)/n * sizeof(T) bytes sent per element and step; passes over memory: zero, norm, update, which
-///              writes masters and values at once.
+/// Cost         the exchange's; passes over memory: zero, norm, update, which writes masters and values at once.
 /// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish; those
 ///              of the communicator from step, flush and finish.
-template <communicator C, class Optimizer, floating_element T = float>
-requires optimize::optimizer<Optimizer, T, queue_of<C>> && comm::can_all_reduce<C, T, mean> && comm::can_broadcast<C, T>
+template <communicator C, class Optimizer, floating_element T = float, class Exchange = plain_mean>
+requires optimize::optimizer<Optimizer, T, queue_of<C>> && comm::can_broadcast<C, T> &&
+    gradient_exchange<Exchange, C, T>
 class data_parallel {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using master = master_t<T>;
+    using exchange_state = decltype(std::declval<const Exchange&>().template make_state<C, T>(
+        std::declval<Q>(), std::declval<const parameters<T, M>&>(), std::declval<const schedule::bucket_plan&>(), 0));
 
 public:
     using element_type = T;
     using memory_type = M;
     using queue_type = Q;
 
-    explicit data_parallel(C comm, Optimizer optimizer = {}, data_parallel_options options = {})
+    explicit data_parallel(C comm, Optimizer optimizer = {}, data_parallel_options options = {}, Exchange exchange = {})
         : queue_(comm.queue())
         , optimizer_((optimizer.validate(), std::move(optimizer)))
+        , exchange_((exchange.validate(), std::move(exchange)))
         , bucket_bytes_(options.bucket_bytes)
         , rounding_seed_(options.stochastic_rounding_seed)
         , trace_(options.trace)
@@ -124,6 +128,7 @@ public:
         segments_ = detail::decay_segments(parameters_, owned_storage_.size() != 0);
         if (owned_storage_.size() != 0) { published_ = detail::values_of(parameters_, segments_); }
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_.elements));
+        exchanged_.emplace(exchange_.template make_state<C, T>(queue_, parameters_, plan_, comm_.rank()));
         list_state();
         for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
             bucket_names_.push_back(formatted("all_reduce bucket {}", b));
@@ -137,6 +142,7 @@ public:
         if (m.index == 0) {
             if (trace_ != nullptr) { step_begin_ = schedule::moment_of(queue_); }
             gradients_.zero(queue_);
+            exchanged_->begin(m.learning_rate);
         }
         for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan_.buckets[b].count; }
         next_bucket_ = 0;
@@ -217,6 +223,7 @@ public:
     void restored() {
         order_.expect_between_steps("restored");
         moments_->restored(queue_);
+        exchanged_->restored();
         publish();
     }
 
@@ -233,11 +240,16 @@ public:
     /// Steps that were skipped because the gradient was not finite.
     [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return skipped_; }
     [[nodiscard]] const schedule::bucket_plan& plan() const noexcept { return plan_; }
+    /// What the exchange tells about itself; after attach.
+    [[nodiscard]] const exchange_state& exchange() const {
+        order_.expect_attached("exchange");
+        return *exchanged_;
+    }
 
 private:
     /// Equal exactly when ranks do the same with the same gradients.
     [[nodiscard]] std::string describe() const {
-        return formatted("{}, buckets of {} bytes{}", optimizer_.describe(), bucket_bytes_,
+        return formatted("{}, {} in buckets of {} bytes{}", optimizer_.describe(), exchange_.describe(), bucket_bytes_,
                          rounding_seed_ ? formatted(", values rounded stochastically with seed {}", *rounding_seed_)
                                         : std::string());
     }
@@ -304,13 +316,13 @@ private:
         add("value", owned_);
         for (const auto& m : moments_->moments()) { add(m.name, m.values.view()); }
         state_.push_back(state_of("optimizer/steps", moments_->counter()));
+        for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
     }
 
     void launch(std::size_t b) {
-        const schedule::bucket& k = plan_.buckets[b];
-        auto work = [g = gradients_.flat().sub(k.offset, k.size), apart = gradients_.apart(b)](C& c) {
+        auto work = [average = exchanged_->average(b, gradients_.flat()), apart = gradients_.apart(b)](C& c) {
             detail::gradient_storage<T, Q>::pack(c.queue(), *apart);
-            c.all_reduce(g, g, mean{});
+            average(c);
             detail::gradient_storage<T, Q>::unpack(c.queue(), *apart);
         };
         // nvcc takes the reference that an assignment gives for a ticket thrown away.
@@ -319,6 +331,7 @@ private:
 
     Q queue_;
     Optimizer optimizer_;
+    Exchange exchange_;
     std::size_t bucket_bytes_;
     std::optional<std::uint64_t> rounding_seed_;
     schedule::timeline* trace_;
@@ -340,6 +353,7 @@ private:
     buffer<double, Q> norm_scratch_;
     view<master, M> owned_;
     std::optional<optimize::optimizer_state<T, Q>> moments_;
+    std::optional<exchange_state> exchanged_;
 
     // Last, so that destruction ends communication before the memory it uses is released.
     C comm_;

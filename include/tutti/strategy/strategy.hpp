@@ -19,6 +19,8 @@ namespace tutti::strategy {
 struct micro_batch {
     int index = 0;
     int count = 1;
+    double learning_rate =
+        0;  ///< of the step it belongs to; 0: not known yet. Feedback of errors is scaled by its change
 };
 
 /// What a step is told.

@@ -1,0 +1,76 @@
+// gradient_exchange: how buckets of gradients become their mean over the ranks; `plain_mean`, which sends them as they
+// are. Needs strategy/strategy and schedule/bucket. A strategy takes one as its policy and runs its work on a lane.
+// Like an optimizer, an exchange is a value: hyper-parameters. What changes is in its state, which can be saved.
+#pragma once
+
+#include <concepts>  // copy_constructible
+#include <cstddef>   // size_t
+#include <span>      // state
+#include <string>    // descriptions
+
+#include <tutti/comm/communicator.hpp>  // can_all_reduce
+#include <tutti/core/reduce_op.hpp>     // mean
+#include <tutti/core/state.hpp>         // state_entry
+#include <tutti/schedule/bucket.hpp>    // bucket_plan
+#include <tutti/strategy/strategy.hpp>  // parameters
+
+namespace tutti::strategy {
+
+/// How gradients of T become their mean over the ranks of a communicator C.
+///
+/// Semantics
+///   validate    throws usage_error for values that make no sense.
+///   describe    equal exactly when ranks do the same with the same gradients.
+///   make_state  for parameters whose gradients lie in one flat view as the plan says, on rank `rank`. Allocates, and
+///               communicates nothing.
+/// and of the state:
+///   begin       a step begins; `rate` is its learning rate, 0 when that is not known yet.
+///   average     work for a lane that makes bucket b of the flat gradient its mean over the ranks, in place. Submitted
+///               once a step and bucket, in the plan's order. It captures what it needs by value; the memory that the
+///               state owns stays where it is until the lane has drained.
+///   entries     what a bit-exact resume needs; restored() after they were written.
+/// Not finite    an element that is not finite on any rank leaves an element that is not finite in the mean, on every
+///               rank, so that all skip the step; the state stays finite.
+template <class E, class C, class T>
+concept gradient_exchange = std::copyable<E> &&
+    requires(const E& e, queue_of<C> q, const parameters<T, memory_of<C>>& list, const schedule::bucket_plan& plan,
+             int rank) {
+    e.validate();
+    { e.describe() } -> std::same_as<std::string>;
+    e.template make_state<C, T>(q, list, plan, rank);
+    requires requires(decltype(e.template make_state<C, T>(q, list, plan, rank))& state, std::size_t b,
+                      view<T, memory_of<C>> flat, double rate, C& comm) {
+        state.begin(rate);
+        state.average(b, flat)(comm);
+        { state.average(b, flat) } -> std::copy_constructible;
+        { state.entries() } -> std::same_as<std::span<const state_entry<memory_of<C>>>>;
+        state.restored();
+    };
+};
+
+/// One all_reduce a bucket. Cost: 2(n-1)/n * sizeof(T) bytes sent per element.
+struct plain_mean {
+    template <communicator C, floating_element T> class state_type {
+        using M = memory_of<C>;
+        schedule::bucket_plan plan_;
+
+    public:
+        explicit state_type(schedule::bucket_plan plan) : plan_(std::move(plan)) {}
+        void begin(double) const noexcept {}
+        [[nodiscard]] auto average(std::size_t b, view<T, M> flat) const {
+            return [g = flat.sub(plan_.buckets[b].offset, plan_.buckets[b].size)](C& c) { c.all_reduce(g, g, mean{}); };
+        }
+        [[nodiscard]] std::span<const state_entry<M>> entries() const noexcept { return {}; }
+        void restored() const noexcept {}
+    };
+
+    void validate() const noexcept {}
+    [[nodiscard]] std::string describe() const { return "plain mean"; }
+    template <communicator C, floating_element T>
+    [[nodiscard]] state_type<C, T> make_state(const queue_of<C>&, const parameters<T, memory_of<C>>&,
+                                              const schedule::bucket_plan& plan, int) const {
+        return state_type<C, T>(plan);
+    }
+};
+
+}  // namespace tutti::strategy
