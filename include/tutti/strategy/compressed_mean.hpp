@@ -1,0 +1,222 @@
+// compressed_mean<X>: an exchange that sends gradients compressed, with or without feedback of what that lost.
+// Needs strategy/gradient_exchange and compress. Levels are chosen per tensor, and may change between steps.
+// Vectors, and tensors whose wire would not be much smaller than themselves, go as they are.
+#pragma once
+
+#include <cmath>        // isfinite
+#include <concepts>     // copyable
+#include <cstdint>      // seeds, steps
+#include <memory>       // what work on the lane shares with the strategy
+#include <optional>     // residuals
+#include <span>         // levels
+#include <string>       // descriptions
+#include <type_traits>  // decay
+#include <utility>      // move
+#include <vector>       // segments
+
+#include <tutti/comm/communicator.hpp>           // communicator
+#include <tutti/compress/all_reduce.hpp>         // all_reduce, make_state
+#include <tutti/compress/compressor.hpp>         // segment
+#include <tutti/compress/dense.hpp>              // dense_level
+#include <tutti/compress/error_feedback.hpp>     // residuals
+#include <tutti/core/buffer.hpp>                 // the step count as memory
+#include <tutti/core/elementwise.hpp>            // fill
+#include <tutti/core/error.hpp>                  // usage_error
+#include <tutti/core/run.hpp>                    // fetch
+#include <tutti/core/state.hpp>                  // state_entry
+#include <tutti/core/text.hpp>                   // formatted
+#include <tutti/schedule/bucket.hpp>             // bucket_plan
+#include <tutti/strategy/gradient_exchange.hpp>  // gradient_exchange
+#include <tutti/strategy/strategy.hpp>           // parameters
+
+namespace tutti::strategy {
+
+/// Sends gradients through the compressor X.
+///
+/// Semantics    a tensor is read as a matrix of its first extent by all others. It is compressed at `level` if it has at
+///              least two rows and two columns, and if its wire is at most 1/worth of its floats; all others are summed
+///              as floats. `worth` is the rule of PowerSGD's authors (2). Whether a network gains at all is another
+///              question: compress::expected_gain.
+///              With feedback every rank keeps what its compression lost, a float an element, and adds it to its next
+///              gradient. `rescale` keeps that in units of updates when the learning rate changes, for optimizers whose
+///              step is proportional to the gradient; the trainer must tell the rate to begin().
+///              state.set_levels gives each tensor a level of its own, at most `largest_level`, from the next step on.
+/// Determinism  as compress::all_reduce; random numbers are functions of (seed, step, rank, tensor, element).
+/// Cost         that of compress::all_reduce; its wire instead of 2(n-1)/n * sizeof(T) bytes an element.
+/// Errors       usage_error for levels that X does not have.
+template <std::copyable X> struct compressed_mean {
+    X compressor{};
+    int level = 0;          ///< of every tensor at first
+    int largest_level = 0;  ///< that set_levels may give; 0: `level`
+    bool feedback = true;
+    bool rescale = false;
+    double worth = 2;
+    std::uint64_t seed = 0;
+
+    template <communicator C, floating_element T> class state_type {
+        using Q = queue_of<C>;
+        using M = memory_of<C>;
+        using segments = std::vector<compress::segment>;
+        using X_state = std::decay_t<decltype(compress::make_state(std::declval<const X&>(), std::declval<Q>(),
+                                                                   std::declval<compress::layout>()))>;
+
+        // What work on the lane shares with the strategy. Its address stays when the strategy moves.
+        struct shared {
+            X compressor;
+            X_state state;
+            compress::residuals<Q> lost;
+        };
+        std::shared_ptr<shared> shared_;
+        std::vector<std::shared_ptr<const segments>> of_bucket_;
+        std::vector<compress::segment> tensors_;  // of the whole model, by parameter
+        schedule::bucket_plan plan_;
+        buffer<std::uint64_t, Q> counter_;  // steps_ as memory
+        std::vector<state_entry<M>> entries_;
+        Q queue_;
+        std::uint64_t seed_;
+        std::uint64_t steps_ = 0;
+        std::uint32_t rank_;
+        int largest_;
+        bool feedback_, rescale_;
+        double rate_ = 0;
+
+    public:
+        state_type(const compressed_mean& own, const Q& q, const parameters<T, M>& list,
+                   const schedule::bucket_plan& plan, int rank)
+            : tensors_(own.segments_of(list, plan))
+            , plan_(plan)
+            , counter_(q, 1)
+            , queue_(q)
+            , seed_(own.seed)
+            , rank_(static_cast<std::uint32_t>(rank))
+            , largest_(own.largest())
+            , feedback_(own.feedback)
+            , rescale_(own.rescale) {
+            segments largest;
+            for (compress::segment s : tensors_) {
+                if (s.level == compress::dense_level) { continue; }
+                s.level = largest_;
+                largest.push_back(s);
+            }
+            shared_ = std::make_shared<shared>(shared{own.compressor, compress::make_state(own.compressor, q, largest),
+                                                      compress::residuals<Q>(q, feedback_ ? plan.elements : 0)});
+            fill(q, counter_.view(), std::uint64_t{0});
+            for (const auto& e : shared_->state.entries()) { entries_.push_back(e); }
+            if (feedback_) {
+                for (const auto& e : shared_->lost.entries()) { entries_.push_back(e); }
+            }
+            entries_.push_back(state_of("exchange/steps", counter_.view()));
+            regroup();
+        }
+
+        void begin(double rate) {
+            if (rescale_ && feedback_ && rate > 0) {
+                if (rate_ > 0 && rate != rate_) { shared_->lost.rescale(rate_ / rate); }
+                rate_ = rate;
+            }
+            ++steps_;
+            fill(queue_, counter_.view(), steps_);
+        }
+        [[nodiscard]] auto average(std::size_t b, view<T, M> flat) const {
+            const compress::draw_key key{seed_, static_cast<std::uint32_t>(steps_), rank_};
+            return [own = shared_, all = of_bucket_[b], flat, key](C& c) {
+                compress::all_reduce(c, own->compressor, own->state, compress::layout(*all), flat, flat,
+                                     own->lost.view(), key, mean{});
+            };
+        }
+        [[nodiscard]] std::span<const state_entry<M>> entries() const noexcept { return entries_; }
+        void restored() {
+            shared_->state.restored();
+            steps_ = fetch(queue_, view<const std::uint64_t, M>(counter_.view()), steps_);
+        }
+
+        /// By parameter: the whole tensor as it is sent, at its level.
+        [[nodiscard]] std::span<const compress::segment> tensors() const noexcept { return tensors_; }
+        /// New levels, by parameter, equal on all ranks; between steps. compress::dense_level for tensors that are not
+        /// compressed, and for no other. Errors: usage_error naming the parameter.
+        void set_levels(std::span<const int> levels) {
+            if (levels.size() != tensors_.size()) {
+                throw usage_error(formatted("set_levels: {} levels for {} tensors", levels.size(), tensors_.size()));
+            }
+            for (std::size_t i = 0; i < levels.size(); ++i) {
+                const bool dense = tensors_[i].level == compress::dense_level;
+                if (dense ? levels[i] != compress::dense_level : levels[i] < 1 || levels[i] > largest_) {
+                    throw usage_error(
+                        formatted("set_levels: level {} for tensor {}, which {}", levels[i], i,
+                                  dense ? std::string("is not compressed") : formatted("has 1 to {}", largest_)));
+                }
+            }
+            for (std::size_t i = 0; i < levels.size(); ++i) { tensors_[i].level = levels[i]; }
+            regroup();
+        }
+
+    private:
+        void regroup() {
+            of_bucket_.clear();
+            for (const schedule::bucket& b : plan_.buckets) {
+                const auto first = tensors_.begin() + static_cast<std::ptrdiff_t>(b.first);
+                of_bucket_.push_back(
+                    std::make_shared<const segments>(first, first + static_cast<std::ptrdiff_t>(b.count)));
+            }
+        }
+    };
+
+    void validate() const {
+        if (level < 1 || (largest_level != 0 && largest_level < level)) {
+            throw usage_error(formatted("compressed mean: level {} of at most {}", level, largest()));
+        }
+        if (!(worth >= 1) || !std::isfinite(worth)) {
+            throw usage_error(formatted("compressed mean: a wire of at most 1/{} of the floats", worth));
+        }
+    }
+    [[nodiscard]] std::string describe() const {
+        return formatted("mean compressed at level {} of {}{}{}, if {} times smaller, seed {}", level, largest(),
+                         feedback ? ", with feedback" : "", rescale ? " in units of updates" : "", worth, seed);
+    }
+    template <communicator C, floating_element T>
+    [[nodiscard]] state_type<C, T> make_state(const queue_of<C>& q, const parameters<T, memory_of<C>>& list,
+                                              const schedule::bucket_plan& plan, int rank) const {
+        return state_type<C, T>(*this, q, list, plan, rank);
+    }
+
+private:
+    [[nodiscard]] int largest() const noexcept { return largest_level == 0 ? level : largest_level; }
+
+    /// Whole tensors, those worth it at the first level.
+    template <class T, memory M>
+    [[nodiscard]] std::vector<compress::segment> segments_of(const parameters<T, M>& list,
+                                                             const schedule::bucket_plan& plan) const {
+        std::vector<compress::segment> all;
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            const std::size_t size = list[i].value.size();
+            compress::segment s;
+            s.tensor = static_cast<std::uint32_t>(i);
+            s.level = compress::dense_level;
+            s.offset = plan.offsets[i];
+            s.rows = size;
+            const std::size_t rows = list[i].shape.size() < 2 ? 0 : list[i].shape.front();
+            if (rows >= 2 && size / rows >= 2) {
+                compress::segment as_matrix = s;
+                as_matrix.level = level;
+                as_matrix.rows = rows;
+                as_matrix.cols = size / rows;
+                if (static_cast<double>(bytes_of(as_matrix)) * worth <= static_cast<double>(4 * size)) {
+                    s = as_matrix;
+                }
+            }
+            all.push_back(s);
+        }
+        return all;
+    }
+    [[nodiscard]] std::size_t bytes_of(const compress::segment& s) const {
+        if constexpr (requires { compressor.wire_bytes(s); }) {
+            return compressor.wire_bytes(s);
+        } else {
+            std::size_t floats = 0;
+            for (int round = 0; round < X::rounds; ++round) { floats += compressor.wire_count(s, round); }
+            return 4 * floats;
+        }
+    }
+};
+
+}  // namespace tutti::strategy
