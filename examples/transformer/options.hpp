@@ -35,6 +35,9 @@ struct options {
     std::string model_name;  // a published one; empty: sizes are given one by one
     configuration model;
     double learning_rate = 1e-3;
+    int bits = 4;           // ddp-4bit
+    double density = 0.01;  // ddp-topk: kept elements
+    int rank = 4;           // ddp-powersgd
     std::uint64_t seed = 1;
     std::string precision;  // empty: float, on cuda bf16
     int recompute = -1;     // -1: what suits the device
@@ -46,6 +49,8 @@ struct options {
     std::string save;   // where trained weights go; empty: nowhere
     bool quiet = false;
 
+    /// --density in the units of top_k.
+    [[nodiscard]] int kept_in_10000() const { return static_cast<int>(std::lround(density * 10'000)); }
     /// What a token is, and so what a loss is for.
     [[nodiscard]] const char* unit() const { return token_file.empty() ? "byte" : "token"; }
     /// The files that the run writes, with the options that name them.
@@ -127,6 +132,13 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
         ->check(within(1, 65'536))
         ->capture_default_str();
     app.add_option("--lr", o.learning_rate, "peak learning rate")->capture_default_str();
+    app.add_option("--bits", o.bits, "ddp-4bit: bits of an element, also other than 4")
+        ->check(within(1, 8))
+        ->capture_default_str();
+    app.add_option("--density", o.density, "ddp-topk: kept part of the elements, 0.0001 to 1")->capture_default_str();
+    app.add_option("--rank", o.rank, "ddp-powersgd: columns of a factor")
+        ->check(within(1, 1024))
+        ->capture_default_str();
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
@@ -201,6 +213,8 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     require(o.validation_token_file.empty() || !o.token_file.empty(), "--validation-tokens: needs --tokens");
     require(std::isfinite(o.learning_rate) && o.learning_rate > 0 && o.learning_rate <= 1e3,
             fmt::format("--lr: {} is not a positive number up to 1000", o.learning_rate));
+    require(o.density >= 0.0001 && o.density <= 1,
+            fmt::format("--density: {} is not a part from 0.0001 to 1", o.density));
     require(o.device == "cpu" || o.device == "cuda", fmt::format("--device: '{}' is not one of cpu, cuda", o.device));
     const bool on_gpu = o.device == "cuda";
     require(on_gpu || o.gpus == 0, "--gpus: needs --device cuda");

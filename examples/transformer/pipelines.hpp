@@ -8,6 +8,7 @@
 #include <fmt/format.h>  // help text
 
 #include "host_device.hpp"
+#include "pipelines/compressed.hpp"
 #include "pipelines/ddp.hpp"
 #include "pipelines/local.hpp"
 #include "train.hpp"
@@ -18,7 +19,7 @@ template <class... Each> struct pipeline_list {
     /// "name  summary" lines.
     [[nodiscard]] static std::string help() {
         std::string text;
-        ((text += fmt::format("{:<8}{}\n", Each::name, Each::summary)), ...);
+        ((text += fmt::format("{:<14}{}\n", Each::name, Each::summary)), ...);
         text.pop_back();
         return text;
     }
@@ -48,6 +49,7 @@ template <class... Each> struct pipeline_list {
     }
 };
 
-using pipelines_known = pipeline_list<pipelines::local, pipelines::ddp>;
+using pipelines_known =
+    pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk, pipelines::ddp_powersgd>;
 
 }  // namespace transformer

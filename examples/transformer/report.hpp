@@ -25,10 +25,11 @@ struct result {
     double peak_flops = 0;  // of one device, 0: not known
     std::size_t parameters = 0;
     std::uint64_t parameter_hash = 0;
-    std::uint64_t wire_bytes_per_step = 0;  // maximum over ranks, evaluation excluded
-    curve training;                         // every step, mean over ranks
-    curve validation;                       // every evaluation; the last is the run's
-    double total_seconds = 0;               // in training steps: compute + exposed communication
+    std::uint64_t wire_bytes_per_step = 0;   // maximum over ranks, evaluation excluded
+    std::uint64_t dense_bytes_per_step = 0;  // what gradients as they are would have been
+    curve training;                          // every step, mean over ranks
+    curve validation;                        // every evaluation; the last is the run's
+    double total_seconds = 0;                // in training steps: compute + exposed communication
     double step_median = 0;
     double compute_seconds = 0;
     double exposed_seconds = 0;
@@ -53,6 +54,10 @@ struct result {
     const auto trained = static_cast<std::uint64_t>(tokens_of(o));
     nlohmann::ordered_json utilization;  // null where there is no peak to compare with
     if (r.peak_flops > 0) { utilization = model_flops(o, r) / (r.peak_flops * o.ranks); }
+    nlohmann::ordered_json ratio;  // null where nothing is sent
+    if (r.wire_bytes_per_step > 0) {
+        ratio = static_cast<double>(r.dense_bytes_per_step) / static_cast<double>(r.wire_bytes_per_step);
+    }
     return {
         {"pipeline", o.pipeline},
         {"backend", o.backend},
@@ -66,6 +71,7 @@ struct result {
         {"model_flops_per_second", model_flops(o, r)},
         {"model_flop_utilization", std::move(utilization)},
         {"wire_bytes_per_rank_per_step", r.wire_bytes_per_step},
+        {"compression_ratio", std::move(ratio)},
         {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
         {"loss",
          {{"unit", fmt::format("nats per {}", o.unit())},

@@ -10,6 +10,8 @@
 #include <stdexcept>  // a run that diverged
 #include <vector>     // losses
 
+#include <tutti/comm/call.hpp>               // an all_reduce that is only counted
+#include <tutti/comm/cost.hpp>               // wire_bytes
 #include <tutti/comm/counted.hpp>            // bytes on the wire
 #include <tutti/optimize/learning_rate.hpp>  // schedule
 #include <tutti/schedule/span.hpp>           // spans of the trace
@@ -188,7 +190,7 @@ template <class Pipeline, class Device, class Comm>
     for (int step = 0; step < o.steps; ++step) {
         const auto begin = clock::now();
         for (int m = 0; m < micro_batches; ++m) {
-            strategy.begin({m, micro_batches});
+            strategy.begin({m, micro_batches, rate(static_cast<std::uint64_t>(step))});
             draw(b, text.training(), o.seed, first_of(step, m), static_cast<std::size_t>(o.micro_batch),
                  o.model.context);
             {
@@ -263,8 +265,17 @@ template <class Pipeline, class Device, class Comm>
     r.exposed_seconds = seconds[1];
     r.compute_seconds = seconds[0] - seconds[1];
     r.step_median = seconds[2];
-    for (const auto& record : world.gather_control({sent / static_cast<std::uint64_t>(o.steps), 0, 0, 0})) {
+    std::uint64_t dense = 0;  // what this rank would send of gradients as they are
+    for (const auto& bucket : strategy.plan().buckets) {
+        tutti::comm::call as_is;
+        as_is.kind = tutti::comm::collective::all_reduce;
+        as_is.element_size = sizeof(T);
+        as_is.in_count = bucket.size;
+        dense += tutti::comm::wire_bytes(as_is, world.rank(), world.size());
+    }
+    for (const auto& record : world.gather_control({sent / static_cast<std::uint64_t>(o.steps), dense, 0, 0})) {
         r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
+        r.dense_bytes_per_step = std::max<std::uint64_t>(r.dense_bytes_per_step, record[1]);
     }
     const std::size_t traced = std::min<std::size_t>(steps_traced.size(), 1000);  // a viewer takes no more
     const auto since = traced == 0 ? origin : steps_traced[steps_traced.size() - traced].begin;

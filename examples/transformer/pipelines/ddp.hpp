@@ -19,13 +19,17 @@ struct ddp {
 
     template <class T, class Comm> using strategy = tutti::strategy::data_parallel<Comm, tutti::optimize::adamw, T>;
 
-    template <class T, class Comm>
-    [[nodiscard]] static strategy<T, Comm> make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
+    template <class Comm>
+    [[nodiscard]] static tutti::strategy::data_parallel_options strategy_options(tutti::schedule::timeline* trace) {
         // Half a megabyte: a model of a few megabytes still overlaps all but its last bucket with backward. A device
         // trains larger ones, and a collective there has to be larger to reach its bandwidth.
         constexpr std::size_t bucket =
             tutti::queue_of<Comm>::executes_inline ? std::size_t{512} << 10 : std::size_t{32} << 20;
-        return strategy<T, Comm>(std::move(comm), o.optimizer(), {.bucket_bytes = bucket, .trace = trace});
+        return {.bucket_bytes = bucket, .trace = trace};
+    }
+    template <class T, class Comm>
+    [[nodiscard]] static strategy<T, Comm> make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
+        return strategy<T, Comm>(std::move(comm), o.optimizer(), strategy_options<Comm>(trace));
     }
 };
 
