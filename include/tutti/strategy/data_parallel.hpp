@@ -240,9 +240,9 @@ public:
     /// Steps that were skipped because the gradient was not finite.
     [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return skipped_; }
     [[nodiscard]] const schedule::bucket_plan& plan() const noexcept { return plan_; }
-    /// What the exchange tells about itself; after attach.
-    [[nodiscard]] const exchange_state& exchange() const {
-        order_.expect_attached("exchange");
+    /// The exchange's own controls, such as levels; between steps.
+    [[nodiscard]] exchange_state& exchange() {
+        order_.expect_between_steps("exchange");
         return *exchanged_;
     }
 

@@ -1,0 +1,287 @@
+// Tests of strategy/compressed_mean: gradients that are sent compressed, in a whole strategy, over ranks that are
+// threads.
+#include <atomic>   // counts over ranks
+#include <cmath>    // isfinite
+#include <cstring>  // memcpy
+#include <limits>   // infinity
+#include <string>   // texts
+#include <utility>  // move
+#include <vector>   // values
+
+#include <doctest/doctest.h>  // test cases
+
+#include <tutti/comm/counted.hpp>              // bytes on the wire
+#include <tutti/comm/threads.hpp>              // ranks
+#include <tutti/compress/dense.hpp>            // nothing lost
+#include <tutti/compress/power_sgd.hpp>        // linear
+#include <tutti/compress/quantize.hpp>         // cut among owners
+#include <tutti/compress/top_k.hpp>            // gathered whole
+#include <tutti/optimize/adamw.hpp>            // optimizer
+#include <tutti/optimize/sgd.hpp>              // optimizer
+#include <tutti/strategy/compressed_mean.hpp>  // under test
+#include <tutti/strategy/data_parallel.hpp>    // host of it
+
+#include "strategy/toy.hpp"    // trainer
+#include "support/oracle.hpp"  // same_bytes
+
+namespace {
+
+using namespace tutti;
+using comm::counted;
+using comm::threads;
+using strategy::compressed_mean;
+using test::toy;
+
+template <class X, class Optimizer = optimize::sgd, class Comm = threads>
+using compressed = strategy::data_parallel<Comm, Optimizer, float, compressed_mean<X>>;
+
+/// The toy with matrices among its tensors; the rest are vectors.
+toy<float> matrices() {
+    toy<float> t;
+    t.parameters[1].shape = {8, 8};
+    t.parameters[3].shape = {3, 11};
+    t.parameters[4].shape = {10, 20};
+    t.parameters[7].shape = {3, 43};
+    return t;
+}
+
+/// Values after training on n ranks, the same on all; distance(values) of them is what a test judges.
+template <class X, class Optimizer = optimize::sgd>
+std::vector<float> trained(int n, compressed_mean<X> how, test::recipe r = {.steps = 40}, Optimizer optimizer = {}) {
+    std::vector<float> values;
+    threads::launch(n, [&](threads& w) {
+        toy<float> t = matrices();
+        compressed<X, Optimizer> s(w.duplicate("training"), optimizer, {.bucket_bytes = 600}, how);
+        s.attach(t.parameters);
+        test::train(s, w.rank(), n, r);
+        s.finish();  // throws where ranks differ
+        if (w.rank() == 0) { values = t.values(); }
+    });
+    return values;
+}
+std::vector<float> trained_plainly(int n, test::recipe r = {.steps = 40}) {
+    std::vector<float> values;
+    threads::launch(n, [&](threads& w) {
+        toy<float> t = matrices();
+        strategy::data_parallel<threads, optimize::sgd> s(w.duplicate("training"), {}, {.bucket_bytes = 600});
+        s.attach(t.parameters);
+        test::train(s, w.rank(), n, r);
+        s.finish();
+        if (w.rank() == 0) { values = t.values(); }
+    });
+    return values;
+}
+double distance(const std::vector<float>& a, const std::vector<float>& b) {
+    double sum = 0;
+    for (std::size_t i = 0; i < a.size(); ++i) { sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]); }
+    return std::sqrt(sum);
+}
+
+TEST_CASE("a compressor that loses nothing trains like plain data parallel") {
+    for (const int n : {1, 2, 3}) {
+        CAPTURE(n);
+        const auto plain = trained_plainly(n);
+        CHECK(distance(trained<compress::dense<>>(n, {.level = 1, .worth = 1}), plain) < 1e-5);
+    }
+}
+
+TEST_CASE("with feedback, what was lost arrives later: far nearer to plain than without") {
+    const auto plain = trained_plainly(2);
+    const auto start = matrices().values();
+    const double way = distance(start, plain);
+    const auto near = [&](double with, double without, double share) {
+        CAPTURE(with / way);
+        CAPTURE(without / way);
+        CHECK(with < share * way);
+        CHECK(with < without);
+    };
+    near(distance(trained<compress::top_k>(2, {.level = 1000}), plain),
+         distance(trained<compress::top_k>(2, {.level = 1000, .feedback = false}), plain), 0.5);
+    near(distance(trained<compress::power_sgd>(2, {.level = 1}), plain),
+         distance(trained<compress::power_sgd>(2, {.level = 1, .feedback = false}), plain), 0.5);
+    near(distance(trained<compress::quantize>(2, {.level = 2}), plain),
+         distance(trained<compress::quantize>(2, {.level = 2, .feedback = false}), plain), 0.5);
+}
+
+TEST_CASE("vectors, scalars and what would not get smaller go as they are") {
+    threads::launch(2, [&](threads& w) {
+        toy<float> t = matrices();
+        t.parameters[3].shape = {33, 1};
+        compressed<compress::power_sgd> s(w.duplicate("training"), {}, {}, {.level = 2});
+        s.attach(t.parameters);
+        std::vector<int> levels;
+        for (const compress::segment& g : s.exchange().tensors()) { levels.push_back(g.level); }
+        // 8 x 8 at rank 2: 32 floats, worth it; 3 x 43: 92 of 129, not.
+        CHECK_NOTHROW([&] {
+            if (levels != std::vector<int>{0, 2, 0, 0, 2, 0, 0, 0, 0}) { throw 1; }
+        }());
+        s.flush();
+    });
+}
+
+TEST_CASE("bytes on the wire are those of the compressor, tensor by tensor") {
+    constexpr std::size_t n = 4;
+    std::uint64_t sent[n] = {};
+    std::uint64_t plain = 0;
+    threads::launch(n, [&](threads& w) {
+        toy<float> t = matrices();
+        counted<threads> counting(w.duplicate("training"));
+        const auto ledger = counting.traffic_ledger();
+        compressed<compress::power_sgd, optimize::sgd, counted<threads>> s(std::move(counting), {}, {}, {.level = 1});
+        s.attach(t.parameters);
+        const auto before = ledger->snapshot();
+        test::train(s, w.rank(), n, {.steps = 3});
+        s.flush();
+        sent[w.rank()] = (ledger->snapshot() - before)[comm::collective::all_reduce].bytes;
+        if (w.rank() == 0) { plain = s.plan().elements; }
+    });
+    // One bucket: round 0 has the left factors and all vectors, round 1 the right factors.
+    const std::size_t left = 8 + 3 + 10 + 3, right = 8 + 11 + 20 + 43;
+    const std::size_t vectors = 5 + 1 + 7 + 12;
+    std::uint64_t total = 0;
+    for (const std::uint64_t bytes : sent) { total += bytes; }
+    CHECK(plain == 451);
+    CHECK(total == 3 * 4 * 2 * (n - 1) * (left + right + vectors));
+}
+
+TEST_CASE("a resume from the saved state continues with the same bits") {
+    const auto saved = [](auto& s) {
+        std::vector<std::vector<std::byte>> all;
+        for (const auto& e : s.state()) { all.emplace_back(e.data.begin(), e.data.end()); }
+        return all;
+    };
+    const auto check = [&]<class X>(compressed_mean<X> how) {
+        std::atomic<int> equal = 0;
+        threads::launch(3, [&](threads& w) {
+            toy<float> straight = matrices();
+            compressed<X, optimize::adamw> whole(w.duplicate("whole"), {}, {.bucket_bytes = 600}, how);
+            whole.attach(straight.parameters);
+            test::train(whole, w.rank(), 3, {.steps = 5});
+            const auto checkpoint = saved(whole);
+            test::train(whole, w.rank(), 3, {.steps = 5, .first_step = 5});
+            whole.flush();
+
+            toy<float> fresh = matrices();
+            compressed<X, optimize::adamw> resumed(w.duplicate("resumed"), {}, {.bucket_bytes = 600}, how);
+            resumed.attach(fresh.parameters);
+            for (std::size_t i = 0; i < checkpoint.size(); ++i) {
+                const auto& e = resumed.state()[i];
+                if (!checkpoint[i].empty()) { std::memcpy(e.data.data(), checkpoint[i].data(), checkpoint[i].size()); }
+            }
+            resumed.restored();
+            test::train(resumed, w.rank(), 3, {.steps = 5, .first_step = 5});
+            resumed.flush();
+            equal += test::same_bytes(fresh.values(), straight.values()) && saved(resumed) == saved(whole) ? 1 : 0;
+        });
+        CHECK(equal == 3);
+    };
+    check(compressed_mean<compress::power_sgd>{.level = 2});
+    check(compressed_mean<compress::quantize>{.level = 3, .seed = 7});
+    check(compressed_mean<compress::top_k>{.level = 500});
+}
+
+TEST_CASE("levels change between steps; a strategy that was moved goes on") {
+    threads::launch(2, [&](threads& w) {
+        toy<float> t = matrices();
+        compressed<compress::power_sgd> first(w.duplicate("training"), {}, {.bucket_bytes = 600},
+                                              {.level = 1, .largest_level = 3});
+        first.attach(t.parameters);
+        test::train(first, w.rank(), 2, {.steps = 3});
+        compressed<compress::power_sgd> s = std::move(first);
+        s.exchange().set_levels(std::vector<int>{0, 3, 0, 2, 1, 0, 0, 3, 0});
+        test::train(s, w.rank(), 2, {.steps = 3, .first_step = 3});
+        const auto text = [&](std::vector<int> levels) -> std::string {
+            try {
+                s.exchange().set_levels(levels);
+            } catch (const usage_error& e) { return e.what(); }
+            return {};
+        };
+        const std::string texts[] = {text({0, 1}), text({1, 3, 0, 2, 1, 0, 0, 3, 0}), text({0, 4, 0, 2, 1, 0, 0, 3, 0}),
+                                     text({0, 0, 0, 2, 1, 0, 0, 3, 0})};
+        if (texts[0] != "set_levels: 2 levels for 9 tensors") { throw std::runtime_error(texts[0]); }
+        if (texts[1] != "set_levels: level 1 for tensor 0, which is not compressed") {
+            throw std::runtime_error(texts[1]);
+        }
+        if (texts[2] != "set_levels: level 4 for tensor 1, which has 1 to 3") { throw std::runtime_error(texts[2]); }
+        if (texts[3] != "set_levels: level 0 for tensor 1, which has 1 to 3") { throw std::runtime_error(texts[3]); }
+        s.finish();
+    });
+}
+
+TEST_CASE("a gradient that is not finite skips the step on all ranks, and the steps after it are sound") {
+    const auto check = [&]<class X>(compressed_mean<X> how) {
+        std::atomic<int> sound = 0;
+        threads::launch(3, [&](threads& w) {
+            toy<float> t = matrices();
+            compressed<X> s(w.duplicate("training"), {}, {.bucket_bytes = 600}, how);
+            s.attach(t.parameters);
+            test::train(s, w.rank(), 3, {.steps = 2});
+            const auto before = t.values();
+            s.begin({});
+            test::backward(s, 5, 2, 1.0, {});
+            static_cast<void>(0);
+            const auto good = s.step({0.01});
+            s.begin({});
+            if (w.rank() == 1) { s.gradient(4)[17] = std::numeric_limits<float>::infinity(); }
+            test::backward(s, 9, 2, 1.0, {});
+            const auto bad = s.step({0.01});
+            const auto after = test::train(s, w.rank(), 3, {.steps = 3, .first_step = 4});
+            bool finite = !good.skipped && bad.skipped && s.skipped_steps() == 1;
+            for (const auto& r : after) { finite = finite && !r.skipped; }
+            for (const float x : t.values()) { finite = finite && std::isfinite(x); }
+            s.finish();
+            sound += finite ? 1 : 0;
+        });
+        CHECK(sound == 3);
+    };
+    check(compressed_mean<compress::power_sgd>{.level = 1});
+    check(compressed_mean<compress::quantize>{.level = 4});
+    check(compressed_mean<compress::top_k>{.level = 1000});
+}
+
+TEST_CASE("residuals follow a learning rate that changes, if asked to") {
+    // One rank and a compressor that keeps one element of each matrix: after the second step the residual of the first
+    // one's gradient counts by the ratio of the rates.
+    const auto residual_after = [](bool rescale, double second_rate) {
+        float left = 0;
+        threads::launch(1, [&](threads& w) {
+            std::vector<float> x(4, 0.0f);
+            strategy::parameters<float> list{{"x", {2, 2}, true, x, {}}};
+            compressed<compress::top_k> s(w.duplicate("training"), {.momentum = 0}, {},
+                                          {.level = 2500, .rescale = rescale, .worth = 1});
+            s.attach(list);
+            const auto step = [&](double rate, std::vector<float> gradient) {
+                s.begin({0, 1, rate});
+                std::copy(gradient.begin(), gradient.end(), s.gradient(0).begin());
+                s.gradient_ready(0);
+                s.step({rate});
+            };
+            step(0.5, {8, 3, 0, 0});            // 8 is sent, 3 is left
+            step(second_rate, {100, 0, 0, 0});  // 100 is sent
+            for (const auto& e : s.state()) {
+                if (e.name == "residual") { std::memcpy(&left, e.data.data() + 4, 4); }
+            }
+        });
+        return left;
+    };
+    CHECK(residual_after(false, 0.25) == 3.0f);
+    CHECK(residual_after(true, 0.5) == 3.0f);
+    CHECK(residual_after(true, 0.25) == 6.0f);
+}
+
+TEST_CASE("options that make no sense are refused before anything is sent") {
+    const auto text = [](compressed_mean<compress::power_sgd> how) -> std::string {
+        try {
+            how.validate();
+        } catch (const usage_error& e) { return e.what(); }
+        return {};
+    };
+    CHECK(text({.level = 0}) == "compressed mean: level 0 of at most 0");
+    CHECK(text({.level = 4, .largest_level = 2}) == "compressed mean: level 4 of at most 2");
+    CHECK(text({.level = 1, .worth = 0.5}) == "compressed mean: a wire of at most 1/0.5 of the floats");
+    CHECK(text({.level = 1}).empty());
+    CHECK(compressed_mean<compress::power_sgd>{.level = 1}.describe() !=
+          compressed_mean<compress::power_sgd>{.level = 2}.describe());
+}
+
+}  // namespace
