@@ -269,8 +269,8 @@ TEST_CASE("both ends of a symmetric grid are reached") {
     }
 }
 
-// horovod's fork for torch_cgx begins the sum of squares with the first element itself: the norm of a bucket that begins
-// negative is wrong or NaN (IST-DASLab/horovod cuda_compression_functions.cu).
+// horovod's fork for torch_cgx begins the sum of squares with the first element itself: the norm of a bucket that
+// begins negative is wrong or NaN (IST-DASLab/horovod cuda_compression_functions.cu).
 TEST_CASE("the 2-norm is that of all elements") {
     std::vector<float> in(512, 0.0f);
     in[0] = -3.0f;
@@ -288,8 +288,8 @@ TEST_CASE("the 2-norm is that of all elements") {
     }
 }
 
-// torch_cgx fills an incomplete bucket from beside it or copies it raw; PyTorch's hook adds a whole bucket where nothing
-// is left: the last bucket is a bucket.
+// torch_cgx copies an incomplete bucket raw where asked to; PyTorch's quantization hook adds a whole bucket where
+// nothing is left: the last bucket is a bucket.
 TEST_CASE("an incomplete bucket is measured alone") {
     std::vector<float> in(512 + 5, 100.0f);
     for (std::size_t i = 512; i < in.size(); ++i) { in[i] = static_cast<float>(i - 512); }

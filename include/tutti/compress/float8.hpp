@@ -58,7 +58,8 @@ template <float8_format format> struct float8_block {
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
         const float y = magnitude(x);
         const bool small = y < least_normal;
-        const auto bits = __builtin_bit_cast(std::uint32_t, (exact(y) + exact(small ? least_normal : 0.0f)).value);
+        const float raised = (exact(y) + exact(small ? least_normal : 0.0f)).value;
+        const auto bits = __builtin_bit_cast(std::uint32_t, raised);
         const std::uint32_t field = (bits + (half << (traits::cut - 16))) >> traits::cut;
         return sign_of(x) | (field - offset(small));
     }
@@ -66,8 +67,8 @@ template <float8_format format> struct float8_block {
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept {
         const float y = magnitude(x);
         constexpr float magic = power_of_two(1 - traits::bias - static_cast<int>(traits::mantissa) + 23);
-        const std::uint32_t subnormal = __builtin_bit_cast(std::uint32_t, (exact(y) + exact(magic)).value) -
-                                        __builtin_bit_cast(std::uint32_t, magic);
+        const float in_steps = (exact(y) + exact(magic)).value;
+        const auto subnormal = __builtin_bit_cast(std::uint32_t, in_steps) - __builtin_bit_cast(std::uint32_t, magic);
         const auto bits = __builtin_bit_cast(std::uint32_t, y);
         const std::uint32_t even = (bits >> traits::cut) & 1u;
         const std::uint32_t normal = ((bits + ((1u << (traits::cut - 1)) - 1) + even) >> traits::cut) - offset(false);
@@ -98,8 +99,9 @@ private:
 /// Blocks of 8-bit floats. segment::level is 8, or 0.
 ///
 /// Semantics    scale = the least power of two, at least 2^-127, with which the largest magnitude of the block is not
-///              above the largest float8: nothing saturates, nothing is rounded twice. Found from the bits of the float:
-///              a rounding of largest / 448 could go across a power. To nearest even by default; stochastic is unbiased.
+///              above the largest float8: nothing saturates, nothing is rounded twice. Found from the bits of the
+///              float: a rounding of largest / 448 could go across a power. To nearest even by default; stochastic
+///              rounding is unbiased.
 /// Units        wire of a segment: a byte a block, exponent of the scale + 127 (E8M0), 255 for a block that is not
 ///              finite; zeros up to 16 bytes; a byte an element; zeros up to 16 bytes. Blocks of 32 with E4M3 or E5M2
 ///              are MXFP8.

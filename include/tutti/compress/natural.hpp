@@ -18,11 +18,12 @@ namespace tutti::compress {
 
 /// Natural compression: the error of an element is in proportion to the element. segment::level is 8, or 0.
 ///
-/// Semantics    an element becomes one of the two powers of two around it, stochastically: unbiased, with a mean square
-///              error of at most |x|^2 / 8; or the nearer one. Powers reach from the first at or above the bucket's
-///              largest magnitude 126 powers down; smaller elements become the smallest power or zero, unbiased as well.
-/// Units        wire of a segment: float top, that first power, a bucket; zeros up to 16 bytes; a byte an element: bit 7
-///              the sign, bits 0 to 6 c: 0 is zero, others top * 2^(c - 127); zeros up to 16 bytes.
+/// Semantics    an element becomes one of the two powers of two around it, stochastically: unbiased, with a mean
+///              square error of at most |x|^2 / 8; or the nearer one. Powers reach from the first at or above the
+///              bucket's largest magnitude 126 powers down; smaller elements become the smallest power or zero,
+///              unbiased as well.
+/// Units        wire of a segment: float top, that first power, a bucket; zeros up to 16 bytes; a byte an element: bit
+///              7 the sign, bits 0 to 6 c: 0 is zero, others top * 2^(c - 127); zeros up to 16 bytes.
 /// Cost         buckets of 512: 1.008 bytes an element.
 struct natural : bucketed<natural> {
     constexpr explicit natural(std::size_t bucket = 512, rounding mode = rounding::stochastic)

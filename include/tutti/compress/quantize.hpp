@@ -19,9 +19,9 @@ namespace tutti::compress {
 
 /// Max-min quantization: segment::level is the number of bits, 1 to 8.
 ///
-/// Semantics    unit = (max - min) / (2^bits - 1) of a bucket, at least 2^-126; an element is coded as a whole number of
-///              units above min. Unbiased with stochastic rounding (to 2^-16 of a unit), whose error is below a unit;
-///              half of it to the nearest. min is exact, and so are constant buckets.
+/// Semantics    unit = (max - min) / (2^bits - 1) of a bucket, at least 2^-126; an element is coded as a whole number
+///              of units above min. Unbiased with stochastic rounding (to 2^-16 of a unit), whose error is below a
+///              unit; half of it to the nearest. min is exact, and so are constant buckets.
 /// Units        wire of a segment: {float unit, float min} a bucket; zeros up to 16 bytes; codes of `bits` bits, the
 ///              first in the lowest, eight in `bits` bytes; zeros up to 16 bytes.
 /// Cost         4 bits, buckets of 512: 0.516 bytes an element, an eighth of float. See bucketed for the rest.

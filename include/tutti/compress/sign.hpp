@@ -17,11 +17,11 @@ namespace tutti::compress {
 
 /// Signs: an element decodes to plus or minus the mean magnitude of its bucket. segment::level is 1, or 0.
 ///
-/// Semantics    zero is coded as plus. What is lost is (1 - rho^2) |x|^2 with rho = |x|_1 / (sqrt(n) |x|_2), always less
-///              than |x|^2, which the root of the mean square as scale does not achieve (2 (1 - rho) |x|^2): biased, so
-///              for use with error feedback. A sum of magnitudes from 2^126 on counts as not finite.
-/// Units        wire of a segment: float scale a bucket; zeros up to 16 bytes; a byte for every eight elements, the first
-///              in the lowest bit, 1 for negative; zeros up to 16 bytes.
+/// Semantics    zero is coded as plus. What is lost is (1 - rho^2) |x|^2 with rho = |x|_1 / (sqrt(n) |x|_2), always
+///              less than |x|^2, which the root of the mean square as scale does not achieve (2 (1 - rho) |x|^2):
+///              biased, so for use with error feedback. A sum of magnitudes from 2^126 on counts as not finite.
+/// Units        wire of a segment: float scale a bucket; zeros up to 16 bytes; a byte for every eight elements, the
+///              first in the lowest bit, 1 for negative; zeros up to 16 bytes.
 /// Cost         buckets of 1024 by default, the largest there are: beside single bits a scale for 512 elements would be
 ///              a sixteenth of the wire. 0.129 bytes an element.
 struct sign : bucketed<sign> {

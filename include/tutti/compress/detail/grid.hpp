@@ -18,6 +18,22 @@ inline constexpr float not_finite = std::numeric_limits<float>::quiet_NaN();
     return unit < 0x1p-126f ? 0x1p-126f : unit;
 }
 
+// Of numbers, not NaN. One instruction each on a device, and vectorized on the host.
+[[nodiscard]] TUTTI_HOST_DEVICE inline float lesser(float a, float b) noexcept {
+#if defined(__CUDA_ARCH__)
+    return fminf(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+[[nodiscard]] TUTTI_HOST_DEVICE inline float greater(float a, float b) noexcept {
+#if defined(__CUDA_ARCH__)
+    return fmaxf(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
 /// code -> base + unit * code, codes 0 to `top`.
 struct offset_grid {
     float unit, base, inverse, top;
@@ -27,7 +43,7 @@ struct offset_grid {
     [[nodiscard]] TUTTI_HOST_DEVICE bool finite() const noexcept { return unit == unit; }
     [[nodiscard]] TUTTI_HOST_DEVICE float place(float x) const noexcept {
         const float f = ((exact(x) - exact(base)) * exact(inverse)).value;
-        return f < top ? f : top;
+        return lesser(f, top);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
         return rounded_by(place(x), half);
@@ -48,8 +64,7 @@ struct centered_grid {
     [[nodiscard]] TUTTI_HOST_DEVICE bool finite() const noexcept { return unit == unit; }
     [[nodiscard]] TUTTI_HOST_DEVICE float place(float x) const noexcept {
         const float f = (exact(x) * exact(inverse) + exact(levels)).value;
-        const float from_below = f > 0 ? f : 0;
-        return from_below < 2 * levels ? from_below : 2 * levels;
+        return lesser(greater(f, 0.0f), 2 * levels);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
         return rounded_by(place(x), half);
