@@ -24,8 +24,8 @@ TEST_CASE("bytes, numbers and single bits agree, for every width") {
             pack(packed_bytes.data(), chunks, bits);
             std::size_t wrong = 0;
             for (std::size_t at = 0; at < chunks * chunk * bits; ++at) {
-                const unsigned expected = (codes[at / bits] >> (at % bits)) & 1u;
-                wrong += ((packed_bytes[at / 8] >> (at % 8)) & 1u) != expected;
+                const unsigned expected = (unsigned{codes[at / bits]} >> (at % bits)) & 1u;
+                wrong += ((unsigned{packed_bytes[at / 8]} >> (at % 8)) & 1u) != expected;
             }
             CHECK(wrong == 0);
             for (std::size_t c = 0; c < chunks; ++c) {

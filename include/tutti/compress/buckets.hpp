@@ -19,7 +19,7 @@
 
 namespace tutti::compress {
 
-/// The calls of a compressor, for a scheme X that derives from bucketed<X>.
+/// The calls of a compressor, for a scheme C that derives from bucketed<C>.
 ///
 /// Semantics    as concept compressor says. Whatever is measured of a bucket that holds a NaN, an infinity or a
 ///              magnitude from 2^126 on: the bucket decodes to NaN and its residual stays as it was.
@@ -30,7 +30,7 @@ namespace tutti::compress {
 /// Cost         one pass over the elements each; on a device one launch for some 700 segments.
 /// Errors       usage_error for sizes that do not fit, a bucket or a level that the scheme does not have, a segment
 ///              that does not begin at a bucket, a wire that does not begin at 16 bytes; before anything is written.
-template <class X> class bucketed {
+template <class C> class bucketed {
     std::size_t bucket_;
     rounding mode_;
 
@@ -39,7 +39,7 @@ public:
     constexpr bucketed(std::size_t bucket, rounding mode) : bucket_(bucket), mode_(mode) {
         if (bucket == 0 || bucket % detail::chunk != 0 || bucket > detail::largest_bucket) {
             throw usage_error(formatted("{}: a bucket of {} elements; it must be a multiple of {}, at most {}",
-                                        X::names[0], bucket, detail::chunk, detail::largest_bucket));
+                                        C::names[0], bucket, detail::chunk, detail::largest_bucket));
         }
     }
     [[nodiscard]] TUTTI_HOST_DEVICE constexpr std::size_t granularity() const noexcept { return bucket_; }
@@ -51,27 +51,27 @@ public:
     void encode(Q q, layout all, view<From, typename Q::memory_type> in, view<float, typename Q::memory_type> residual,
                 view<std::byte, typename Q::memory_type> wire, draw_key key) const {
         using T = std::remove_const_t<From>;
-        check(X::names[0], all, in.size(), wire.data(), wire.size(), 1);
-        if (!residual.empty()) { detail::expect_size(X::names[0], "residual", residual.size(), in.size()); }
-        run(q, encode_buckets<X, T, typename Q::memory_type>{self(), all, in, residual, wire, key});
+        expect_fitting(C::names[0], all, in.size(), wire.data(), wire.size(), 1);
+        if (!residual.empty()) { detail::expect_size(C::names[0], "residual", residual.size(), in.size()); }
+        run(q, encode_buckets<C, T, typename Q::memory_type>{self(), all, in, residual, wire, key});
     }
     template <queue Q, floating_element T>
     void decode(Q q, layout all, view<const std::byte, typename Q::memory_type> wire,
                 view<T, typename Q::memory_type> out, float factor = 1) const {
-        check(X::names[1], all, out.size(), wire.data(), wire.size(), 1);
-        run(q, decode_buckets<X, T, typename Q::memory_type>{self(), all, wire, out, factor});
+        expect_fitting(C::names[1], all, out.size(), wire.data(), wire.size(), 1);
+        run(q, decode_buckets<C, T, typename Q::memory_type>{self(), all, wire, out, factor});
     }
     template <queue Q>
     void decode_add(Q q, layout all, view<const std::byte, typename Q::memory_type> wires, std::size_t count,
                     view<float, typename Q::memory_type> sum) const {
-        check(X::names[2], all, sum.size(), wires.data(), wires.size(), count);
-        run(q, add_buckets<X, typename Q::memory_type>{self(), all, wires, count, sum});
+        expect_fitting(C::names[2], all, sum.size(), wires.data(), wires.size(), count);
+        run(q, add_buckets<C, typename Q::memory_type>{self(), all, wires, count, sum});
     }
 
 private:
-    [[nodiscard]] const X& self() const noexcept { return static_cast<const X&>(*this); }
-    void check(std::string_view operation, layout all, std::size_t elements, const void* wire, std::size_t bytes,
-               std::size_t count) const {
+    [[nodiscard]] const C& self() const noexcept { return static_cast<const C&>(*this); }
+    void expect_fitting(std::string_view operation, layout all, std::size_t elements, const void* wire,
+                        std::size_t bytes, std::size_t count) const {
         detail::expect_inside(operation, all, elements);
         for (const segment& s : all) {
             if (s.first % bucket_ != 0) {

@@ -79,9 +79,9 @@ inline constexpr std::size_t wire_alignment = 16;
 /// Aliasing        none. Determinism: of arguments alone, the same bytes and bits on host and device.
 /// Errors          usage_error for a level or a size that the scheme does not have, before anything is written.
 ///                 decode and decode_add read any bytes without leaving their views.
-template <class X, class Q, class T = float>
-concept compressor = queue<Q> && floating_element<T> && std::copyable<X> &&
-    requires(const X& x, Q q, const segment& s, layout all, draw_key key, std::size_t count,
+template <class C, class Q, class T = float>
+concept compressor = queue<Q> && floating_element<T> && std::copyable<C> &&
+    requires(const C& x, Q q, const segment& s, layout all, draw_key key, std::size_t count,
              view<const T, typename Q::memory_type> in, view<float, typename Q::memory_type> residual,
              view<std::byte, typename Q::memory_type> wire, view<const std::byte, typename Q::memory_type> received,
              view<T, typename Q::memory_type> out, view<float, typename Q::memory_type> sum) {
@@ -93,7 +93,7 @@ concept compressor = queue<Q> && floating_element<T> && std::copyable<X> &&
 };
 
 /// A scheme whose wire is floats that the ranks sum, in one round or more. Its state (warm starts) is apart, so that it
-/// can be saved: `typename X::template state_type<Q>`, made by make_state for tensors at their largest levels.
+/// can be saved: `typename C::template state_type<Q>`, made by make_state for tensors at their largest levels.
 ///
 /// Semantics
 ///   wire_count    floats of one segment in one round.
@@ -105,14 +105,14 @@ concept compressor = queue<Q> && floating_element<T> && std::copyable<X> &&
 ///   state entries named pieces for strategy::state(), and restored() after they were written.
 /// Calls come round by round: contribute, sum, absorb; then finish; for the same layout.
 /// Not finite, aliasing, determinism, errors: as for a compressor, out may be in.
-template <class X, class Q, class T = float>
-concept linear_compressor = queue<Q> && floating_element<T> && std::copyable<X> &&
-    requires(const X& x, Q q, const segment& s, layout all, draw_key key, int round, int ranks,
-             typename X::template state_type<Q>& state, view<const T, typename Q::memory_type> in,
+template <class C, class Q, class T = float>
+concept linear_compressor = queue<Q> && floating_element<T> && std::copyable<C> &&
+    requires(const C& x, Q q, const segment& s, layout all, draw_key key, int round, int ranks,
+             typename C::template state_type<Q>& state, view<const T, typename Q::memory_type> in,
              view<float, typename Q::memory_type> residual, view<float, typename Q::memory_type> wire,
              view<T, typename Q::memory_type> out) {
-    { X::rounds } -> std::convertible_to<int>;
-    { x.make_state(q, all) } -> std::same_as<typename X::template state_type<Q>>;
+    { C::rounds } -> std::convertible_to<int>;
+    { x.make_state(q, all) } -> std::same_as<typename C::template state_type<Q>>;
     { x.wire_count(s, round) } -> std::same_as<std::size_t>;
     x.contribute(q, all, state, round, in, residual, wire, key);
     x.absorb(q, all, state, round, wire, ranks);
@@ -122,12 +122,12 @@ concept linear_compressor = queue<Q> && floating_element<T> && std::copyable<X> 
 namespace detail {
 
 /// The whole wire of a layout.
-template <class X> [[nodiscard]] std::size_t wire_bytes(const X& x, layout all) {
+template <class C> [[nodiscard]] std::size_t wire_bytes(const C& x, layout all) {
     std::size_t bytes = 0;
     for (const segment& s : all) { bytes += x.wire_bytes(s); }
     return bytes;
 }
-template <class X> [[nodiscard]] std::size_t wire_count(const X& x, layout all, int round) {
+template <class C> [[nodiscard]] std::size_t wire_count(const C& x, layout all, int round) {
     std::size_t count = 0;
     for (const segment& s : all) { count += x.wire_count(s, round); }
     return count;

@@ -57,11 +57,11 @@ template <float8_format format> struct float8_block {
     // first, so that the last place is the same everywhere there.
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
         const float y = magnitude(x);
-        const bool small = y < least_normal;
-        const float raised = (exact(y) + exact(small ? least_normal : 0.0f)).value;
+        const bool subnormal = y < least_normal;
+        const float raised = (exact(y) + exact(subnormal ? least_normal : 0.0f)).value;
         const auto bits = __builtin_bit_cast(std::uint32_t, raised);
         const std::uint32_t field = (bits + (half << (traits::cut - 16))) >> traits::cut;
-        return sign_of(x) | (field - offset(small));
+        return sign_of(x) | (field - offset(subnormal));
     }
     // One rounding each: of the bits, or of the sum with a number whose last place is that of the smallest.
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept {
@@ -76,9 +76,9 @@ template <float8_format format> struct float8_block {
     }
     [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
         const std::uint32_t magnitude = code & 0x7fu;
-        const bool small = magnitude < 1u << traits::mantissa;
-        const auto bits = (magnitude + offset(small)) << traits::cut;
-        const float number = (exact(__builtin_bit_cast(float, bits)) - exact(small ? least_normal : 0.0f)).value;
+        const bool subnormal = magnitude < 1u << traits::mantissa;
+        const auto bits = (magnitude + offset(subnormal)) << traits::cut;
+        const float number = (exact(__builtin_bit_cast(float, bits)) - exact(subnormal ? least_normal : 0.0f)).value;
         // E5M2: field 31 holds the infinity and NaN; E4M3: only the last number is not one.
         constexpr std::uint32_t special = traits::e4m3 ? 0x7fu : 0x7cu;
         constexpr std::uint32_t infinity = traits::e4m3 ? 0x100u : 0x7cu;
@@ -89,8 +89,8 @@ template <float8_format format> struct float8_block {
 
 private:
     // From the upper bits of a float to those of a float8; one more where the least normal was added.
-    [[nodiscard]] TUTTI_HOST_DEVICE static constexpr std::uint32_t offset(bool small) noexcept {
-        return field_of_one - ((static_cast<std::uint32_t>(traits::bias) - (small ? 1u : 0u)) << traits::mantissa);
+    [[nodiscard]] TUTTI_HOST_DEVICE static constexpr std::uint32_t offset(bool subnormal) noexcept {
+        return field_of_one - ((static_cast<std::uint32_t>(traits::bias) - (subnormal ? 1u : 0u)) << traits::mantissa);
     }
 };
 

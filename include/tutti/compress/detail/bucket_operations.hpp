@@ -33,20 +33,20 @@ namespace tutti::compress {
 ///   coder(m, bits)  the arithmetic of that bucket: code(x), code(x, 16 random bits), value(code) for any code, and
 ///                   finite(): false where all is to decode to NaN.
 ///   purpose         of its random numbers. names: of encode, decode and decode_add.
-template <class X>
-concept bucket_scheme = std::copyable<X> &&
-    requires(const X& x, const segment& s, std::size_t n, unsigned bits, typename X::meta m,
-             typename X::folds::results measured, std::uint32_t half) {
+template <class C>
+concept bucket_scheme = std::copyable<C> &&
+    requires(const C& x, const segment& s, std::size_t n, unsigned bits, typename C::meta m,
+             typename C::folds::results measured, std::uint32_t half) {
     { x.granularity() } -> std::same_as<std::size_t>;
     { x.mode() } -> std::same_as<rounding>;
     { x.bits(s) } -> std::same_as<unsigned>;
-    { x.measured(measured, n, bits) } -> std::same_as<typename X::meta>;
+    { x.measured(measured, n, bits) } -> std::same_as<typename C::meta>;
     { x.coder(m, bits).code(1.0f, half) } -> std::same_as<std::uint32_t>;
     { x.coder(m, bits).code(1.0f) } -> std::same_as<std::uint32_t>;
     { x.coder(m, bits).value(half) } -> std::same_as<float>;
     { x.coder(m, bits).finite() } -> std::same_as<bool>;
-    { X::purpose } -> std::convertible_to<std::uint32_t>;
-    { X::names[2] } -> std::convertible_to<std::string_view>;
+    { C::purpose } -> std::convertible_to<std::uint32_t>;
+    { C::names[2] } -> std::convertible_to<std::string_view>;
 };
 
 namespace detail {
@@ -65,12 +65,12 @@ struct wire_shape {
         , codes(aligned_wire(meta_bytes))
         , bytes(codes + aligned_wire(code_bytes)) {}
 };
-template <class X> [[nodiscard]] wire_shape shape_of(const X& x, const segment& s) {
-    return {s.size(), x.granularity(), sizeof(typename X::meta), x.bits(s)};
+template <class C> [[nodiscard]] wire_shape shape_of(const C& x, const segment& s) {
+    return {s.size(), x.granularity(), sizeof(typename C::meta), x.bits(s)};
 }
 
 /// Bytes and elements of a layout, for costs.
-template <class X> [[nodiscard]] double elements_of(layout all) {
+template <class C> [[nodiscard]] double elements_of(layout all) {
     double n = 0;
     for (const segment& s : all) { n += static_cast<double>(s.size()); }
     return n;
@@ -79,10 +79,10 @@ template <class X> [[nodiscard]] double elements_of(layout all) {
 }  // namespace detail
 
 /// The wire of in + residual; the residual becomes what was lost.
-template <bucket_scheme X, floating_element T, memory M> struct encode_buckets {
-    static constexpr std::string_view name = X::names[0];
+template <bucket_scheme C, floating_element T, memory M> struct encode_buckets {
+    static constexpr std::string_view name = C::names[0];
     using real = master_t<T>;
-    X scheme;
+    C scheme;
     layout all;
     view<const T, M> in;
     view<float, M> residual;  ///< empty: none
@@ -90,7 +90,7 @@ template <bucket_scheme X, floating_element T, memory M> struct encode_buckets {
     draw_key key;
 
     [[nodiscard]] tutti::cost cost() const {
-        const double n = detail::elements_of<X>(all);
+        const double n = detail::elements_of<C>(all);
         const double residuals = residual.empty() ? 0 : 2 * sizeof(float);
         return {n * (sizeof(T) + residuals) + static_cast<double>(wire.size()), 12 * n};
     }
@@ -99,7 +99,7 @@ template <bucket_scheme X, floating_element T, memory M> struct encode_buckets {
         std::size_t at = 0;
         for (const segment& s : all) {
             const detail::wire_shape shape = detail::shape_of(scheme, s);
-            const random_stream stream = key.stream(s.tensor, X::purpose);
+            const random_stream stream = key.stream(s.tensor, C::purpose);
             std::byte* const to = wire.data() + at;
             for (std::size_t b = 0; b < shape.buckets; ++b) { encode_bucket(s, b, scheme.bits(s), stream, to, shape); }
             if (shape.bytes != 0) {
@@ -119,7 +119,7 @@ private:
         float* const left = residual.empty() ? nullptr : residual.data() + s.offset + first;
         alignas(64) real x[detail::largest_bucket];
         load(in.data() + s.offset + first, left, x, n);
-        const auto meta = scheme.measured(X::folds::of(x, n), n, bits);
+        const auto meta = scheme.measured(C::folds::of(x, n), n, bits);
         std::memcpy(to + b * sizeof(meta), &meta, sizeof(meta));
         const auto coder = scheme.coder(meta, bits);
         alignas(64) std::uint8_t codes[detail::largest_bucket];
@@ -192,8 +192,8 @@ inline void read_codes(const std::byte* from, std::uint8_t* codes, std::size_t c
     unpack(packed, codes, chunks, bits);
 }
 
-template <class X> [[nodiscard]] auto coder_at(const X& x, const std::byte* wire, std::size_t b, unsigned bits) {
-    typename X::meta meta;
+template <class C> [[nodiscard]] auto coder_at(const C& x, const std::byte* wire, std::size_t b, unsigned bits) {
+    typename C::meta meta;
     std::memcpy(&meta, wire + b * sizeof(meta), sizeof(meta));
     return x.coder(meta, bits);
 }
@@ -201,17 +201,17 @@ template <class X> [[nodiscard]] auto coder_at(const X& x, const std::byte* wire
 }  // namespace detail
 
 /// out = factor * decoded(wire).
-template <bucket_scheme X, floating_element T, memory M> struct decode_buckets {
-    static constexpr std::string_view name = X::names[1];
+template <bucket_scheme C, floating_element T, memory M> struct decode_buckets {
+    static constexpr std::string_view name = C::names[1];
     using real = master_t<T>;
-    X scheme;
+    C scheme;
     layout all;
     view<const std::byte, M> wire;
     view<T, M> out;
     float factor;
 
     [[nodiscard]] tutti::cost cost() const {
-        const double n = detail::elements_of<X>(all);
+        const double n = detail::elements_of<C>(all);
         return {n * sizeof(T) + static_cast<double>(wire.size()), 4 * n};
     }
     [[nodiscard]] TUTTI_HOST_DEVICE T result(float value) const noexcept {
@@ -245,16 +245,16 @@ private:
 };
 
 /// sum += decoded(wire 0) + decoded(wire 1) + ..., in that order.
-template <bucket_scheme X, memory M> struct add_buckets {
-    static constexpr std::string_view name = X::names[2];
-    X scheme;
+template <bucket_scheme C, memory M> struct add_buckets {
+    static constexpr std::string_view name = C::names[2];
+    C scheme;
     layout all;
     view<const std::byte, M> wires;
     std::size_t count;
     view<float, M> sum;
 
     [[nodiscard]] tutti::cost cost() const {
-        const double n = detail::elements_of<X>(all);
+        const double n = detail::elements_of<C>(all);
         return {2 * n * sizeof(float) + static_cast<double>(wires.size()), 4 * n * static_cast<double>(count)};
     }
     void operator()() const {

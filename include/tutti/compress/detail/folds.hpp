@@ -99,14 +99,14 @@ template <class Fold, class R> [[nodiscard]] TUTTI_EXACT typename Fold::type fol
         halve(partial, lanes / 2);
         return partial[0];
     }
-    constexpr std::size_t slots = lanes / 8;
-    typename Fold::type slot[slots];
-    for (std::size_t s = 0; s < slots; ++s) {
+    constexpr std::size_t groups = lanes / 8;
+    typename Fold::type group[groups];
+    for (std::size_t s = 0; s < groups; ++s) {
         halve(partial + 8 * s, 4);
-        slot[s] = partial[8 * s];
+        group[s] = partial[8 * s];
     }
-    halve(slot, slots / 2);
-    return slot[0];
+    halve(group, groups / 2);
+    return group[0];
 }
 
 /// The folds that a scheme asks for.
