@@ -1,0 +1,107 @@
+// draws: 16 random bits for every element of a tensor, and rounding by them.
+// Needs core/philox and core/exact. Half a word is enough to choose between two neighbors, and halves the cost of
+// generating, which is most of the cost of quantizing.
+#pragma once
+
+#include <array>    // blocks
+#include <cstddef>  // size_t
+#include <cstdint>  // words
+#include <cstring>  // memcpy
+
+#if defined(__SSE2__)
+#include <immintrin.h>  // products of lanes
+#endif
+
+#include <tutti/core/config.hpp>  // TUTTI_HOST_DEVICE
+#include <tutti/core/exact.hpp>   // sums that are not fused
+#include <tutti/core/philox.hpp>  // random_stream
+
+namespace tutti::compress {
+
+/// How a number between two codes becomes one of them: up or down by chance, so that the mean over many draws is the
+/// number (to 2^-16 of the distance), or to the nearer one.
+enum class rounding : std::uint8_t { stochastic, nearest };
+
+namespace detail {
+
+/// Half j of a block of random words: that of element 8k + j of the tensor, where the block is the stream's k-th.
+[[nodiscard]] TUTTI_HOST_DEVICE constexpr std::uint32_t half_of(const std::array<std::uint32_t, 4>& block,
+                                                                unsigned j) noexcept {
+    return j % 2 == 0 ? block[j / 2] & 0xffffu : block[j / 2] >> 16;
+}
+
+// A vector register of words, each in a lane of 64 bits so that products fit, whose upper halves may hold anything.
+#if defined(__AVX512F__)
+inline constexpr std::size_t lane_bytes = 64;
+#elif defined(__AVX2__)
+inline constexpr std::size_t lane_bytes = 32;
+#else
+inline constexpr std::size_t lane_bytes = 16;
+#endif
+using word_lanes [[gnu::vector_size(lane_bytes)]] = unsigned long long;
+
+// Compilers do not find the instruction for products of lower halves by themselves.
+[[nodiscard]] inline word_lanes wide_products(word_lanes a, word_lanes b) noexcept {
+#if defined(__AVX512F__)
+    return reinterpret_cast<word_lanes>(
+        _mm512_maskz_mul_epu32(0xff, reinterpret_cast<__m512i>(a), reinterpret_cast<__m512i>(b)));
+#elif defined(__AVX2__)
+    return reinterpret_cast<word_lanes>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), reinterpret_cast<__m256i>(b)));
+#elif defined(__SSE2__)
+    return reinterpret_cast<word_lanes>(_mm_mul_epu32(reinterpret_cast<__m128i>(a), reinterpret_cast<__m128i>(b)));
+#else
+    return (a & 0xffffffffull) * (b & 0xffffffffull);
+#endif
+}
+
+/// halves[i] of elements 8 first_block + i, for `blocks` blocks, one or more, and those that fill up a register with
+/// them: at most seven more, for which there must be room.
+/// Cost  a fraction of drawing block after block, since blocks are drawn side by side.
+inline void draw_halves(const random_stream& stream, std::uint64_t first_block, std::size_t blocks,
+                        std::uint16_t* halves) noexcept {
+    constexpr std::size_t width = lane_bytes / 8;
+    constexpr word_lanes zero{};
+    std::size_t b = 0;
+    do {
+        word_lanes c0 = zero, c2 = zero + stream.stream, c3 = zero + stream.step;
+        for (std::size_t l = 0; l < width; ++l) { c0[l] = first_block + b + l; }
+        word_lanes c1 = c0 >> 32;
+        auto key0 = static_cast<std::uint32_t>(stream.seed), key1 = static_cast<std::uint32_t>(stream.seed >> 32);
+        for (int round = 0; round < 10; ++round) {  // as in philox()
+            const word_lanes x = wide_products(c0, zero + 0xD2511F53u), y = wide_products(c2, zero + 0xCD9E8D57u);
+            c0 = (y >> 32) ^ c1 ^ (zero + key0);
+            c1 = y;
+            c2 = (x >> 32) ^ c3 ^ (zero + key1);
+            c3 = x;
+            key0 += 0x9E3779B9u;
+            key1 += 0xBB67AE85u;
+        }
+        const word_lanes low = (c0 & 0xffffffffull) | (c1 << 32), high = (c2 & 0xffffffffull) | (c3 << 32);
+        for (std::size_t l = 0; l < width; ++l) {
+            const std::uint64_t block[] = {low[l], high[l]};
+            std::memcpy(halves + 8 * (b + l), block, sizeof block);
+        }
+        b += width;
+    } while (b < blocks);
+}
+
+/// f in [0, 255] rounded up with the probability of its fraction; `half` is uniform in [0, 2^16). Whole numbers stay.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t half) noexcept {
+    // From 256 to 512 the last place of a float is 2^-15: the sum's low bits are f as a fixed-point number. Above them,
+    // and above the byte that is taken, is the exponent.
+    const auto fixed = __builtin_bit_cast(std::uint32_t, (exact(f) + exact(256.0f)).value);
+    const std::uint32_t sum = 2 * fixed + half;
+#if defined(__CUDA_ARCH__)
+    return __byte_perm(sum, 0, 0x4442);  // the same in one instruction
+#else
+    return (sum >> 16) & 0xffu;
+#endif
+}
+/// To the nearest, halves to even: from 2^23 on the last place of a float is 1.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_nearest(float f) noexcept {
+    return __builtin_bit_cast(std::uint32_t, (exact(f) + exact(0x1p23f)).value) & 0xffu;
+}
+
+}  // namespace detail
+
+}  // namespace tutti::compress

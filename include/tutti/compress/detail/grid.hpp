@@ -1,0 +1,79 @@
+// grid: numbers as whole multiples of a unit, the arithmetic that quantizers share.
+// Needs detail/draws. Semantics: a unit is at least the smallest normal float, so its inverse is finite; NaN marks a
+// bucket that held something not finite.
+#pragma once
+
+#include <cstdint>  // codes
+#include <limits>   // NaN
+
+#include <tutti/compress/detail/draws.hpp>  // rounding
+#include <tutti/core/config.hpp>            // TUTTI_HOST_DEVICE
+#include <tutti/core/exact.hpp>             // exact
+
+namespace tutti::compress::detail {
+
+inline constexpr float not_finite = std::numeric_limits<float>::quiet_NaN();
+
+[[nodiscard]] TUTTI_HOST_DEVICE inline float at_least_tiny(float unit) noexcept {
+    return unit < 0x1p-126f ? 0x1p-126f : unit;
+}
+
+// Of numbers, not NaN. One instruction each on a device, and vectorized on the host.
+[[nodiscard]] TUTTI_HOST_DEVICE inline float lesser(float a, float b) noexcept {
+#if defined(__CUDA_ARCH__)
+    return fminf(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+[[nodiscard]] TUTTI_HOST_DEVICE inline float greater(float a, float b) noexcept {
+#if defined(__CUDA_ARCH__)
+    return fmaxf(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+
+/// code -> base + unit * code, codes 0 to `top`.
+struct offset_grid {
+    float unit, base, inverse, top;
+
+    TUTTI_HOST_DEVICE offset_grid(float unit_, float base_, unsigned top_) noexcept
+        : unit(unit_), base(base_), inverse((exact(1.0f) / exact(unit_)).value), top(static_cast<float>(top_)) {}
+    [[nodiscard]] TUTTI_HOST_DEVICE bool finite() const noexcept { return unit == unit; }
+    [[nodiscard]] TUTTI_HOST_DEVICE float place(float x) const noexcept {
+        const float f = ((exact(x) - exact(base)) * exact(inverse)).value;
+        return lesser(f, top);
+    }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
+        return rounded_by(place(x), half);
+    }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded_nearest(place(x)); }
+    [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
+        return (exact(base) + exact(unit) * exact(static_cast<float>(static_cast<std::int32_t>(code)))).value;
+    }
+};
+
+/// code -> unit * (code - levels), codes 0 to 2 levels; zero has a code. What lies
+/// beyond the ends is coded as the end.
+struct centered_grid {
+    float unit, inverse, levels;
+
+    TUTTI_HOST_DEVICE centered_grid(float unit_, unsigned levels_) noexcept
+        : unit(unit_), inverse((exact(1.0f) / exact(unit_)).value), levels(static_cast<float>(levels_)) {}
+    [[nodiscard]] TUTTI_HOST_DEVICE bool finite() const noexcept { return unit == unit; }
+    [[nodiscard]] TUTTI_HOST_DEVICE float place(float x) const noexcept {
+        const float f = (exact(x) * exact(inverse) + exact(levels)).value;
+        return lesser(greater(f, 0.0f), 2 * levels);
+    }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
+        return rounded_by(place(x), half);
+    }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded_nearest(place(x)); }
+    [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
+        const exact steps = exact(static_cast<float>(static_cast<std::int32_t>(code))) - exact(levels);
+        return (exact(unit) * steps).value;
+    }
+};
+
+}  // namespace tutti::compress::detail
