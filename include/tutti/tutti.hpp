@@ -47,15 +47,6 @@
 #include <tutti/schedule/ticket.hpp>
 #include <tutti/schedule/timeline.hpp>
 
-// compress: what makes gradients smaller
-#include <tutti/compress/buckets.hpp>
-#include <tutti/compress/compressor.hpp>
-#include <tutti/compress/float8.hpp>
-#include <tutti/compress/natural.hpp>
-#include <tutti/compress/quantize.hpp>
-#include <tutti/compress/sign.hpp>
-#include <tutti/compress/ternary.hpp>
-
 // optimize: optimizers, learning rates, clipping
 #include <tutti/optimize/adamw.hpp>
 #include <tutti/optimize/clip.hpp>

@@ -21,9 +21,15 @@
 #include <tutti/compress/shards.hpp>
 
 // compressors
+#include <tutti/compress/buckets.hpp>
+#include <tutti/compress/float8.hpp>
 #include <tutti/compress/momentum_feedback.hpp>
+#include <tutti/compress/natural.hpp>
 #include <tutti/compress/orthogonalize.hpp>
 #include <tutti/compress/power_sgd.hpp>
+#include <tutti/compress/quantize.hpp>
 #include <tutti/compress/random_k.hpp>
+#include <tutti/compress/sign.hpp>
+#include <tutti/compress/ternary.hpp>
 #include <tutti/compress/threshold.hpp>
 #include <tutti/compress/top_k.hpp>
