@@ -127,7 +127,8 @@ template <class T> void steps_agree(const std::vector<segment>& all, std::size_t
             const auto& entry = host.states[0].entries()[i];
             std::vector<float> wanted(entry.data.size() / 4);
             std::memcpy(wanted.data(), entry.data.data(), entry.data.size());
-            CHECK(apart(device.factor(i), wanted, 0, wanted.size()) <= 1e-5);
+            // Rounding, times the condition of the left factor before it was orthogonalized.
+            CHECK(apart(device.factor(i), wanted, 0, wanted.size()) <= 1e-4);
         }
         // Elements between the segments are nobody's.
         std::vector<bool> used(elements);
