@@ -17,7 +17,13 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <tutti/compress/buckets.cuh>
+#include <tutti/compress/float8.hpp>
+#include <tutti/compress/natural.hpp>
+#include <tutti/compress/quantize.hpp>
 #include <tutti/compress/random_k.cuh>
+#include <tutti/compress/sign.hpp>
+#include <tutti/compress/ternary.hpp>
 #include <tutti/compress/threshold.cuh>
 #include <tutti/compress/top_k.cuh>
 #include <tutti/core/buffer.hpp>
@@ -204,6 +210,40 @@ template <class T> void random_rows(table& t, std::size_t n) {
               random_k{}, all, wire.view(), residual.view(), x.view(), {1, 2, 3}, 8});
 }
 
+// Encoding without and with a residual, decoding, and adding one decoded wire; of one tensor.
+template <class T, class X>
+void rows_of_scheme(table& t, const std::string& name, const X& x, int level, std::size_t n) {
+    const cuda_queue& q = t.queue();
+    const std::string type(name_of(dtype_of<T>));
+    const compress::segment s{.tensor = 1, .level = level, .rows = n};
+    const compress::layout all(&s, 1);
+    const array<T> g = noise<T>(q, n, 1), out(q, n);
+    const array<float> residual = noise<float>(q, n, 2);
+    const array<std::byte> wire(q, x.wire_bytes(s));
+    const compress::draw_key key{1, 2, 3};
+    using encode = compress::encode_buckets<X, T, D>;
+    using decode = compress::decode_buckets<X, T, D>;
+    using add = compress::add_buckets<X, D>;
+    t.row(name + " + residual", type, n, encode{x, all, g.view(), residual.view(), wire.view(), key});
+    t.row(name, type, n, encode{x, all, g.view(), {}, wire.view(), key});
+    t.row(name + " decode", type, n, decode{x, all, wire.view(), out.view(), 1});
+    if constexpr (std::same_as<T, float>) { t.row(name + " add", type, n, add{x, all, wire.view(), 1, out.view()}); }
+}
+
+void rows_of_compressors(table& t, std::size_t n) {
+    using namespace compress;
+    for (const int bits : {2, 4, 8}) {
+        rows_of_scheme<float>(t, fmt::format("quantize {}", bits), quantize(), bits, n);
+    }
+    rows_of_scheme<float>(t, "quantize 4 nearest", quantize(512, rounding::nearest), 4, n);
+    rows_of_scheme<bfloat16>(t, "quantize 4", quantize(), 4, n);
+    rows_of_scheme<float>(t, "qsgd 4", qsgd<compress::norm::max>(), 4, n);
+    rows_of_scheme<float>(t, "sign", sign(), 1, n);
+    rows_of_scheme<float>(t, "ternary", ternary(), 2, n);
+    rows_of_scheme<float>(t, "natural", natural(), 8, n);
+    rows_of_scheme<float>(t, "float8", float8<>(), 8, n);
+}
+
 // Microseconds of the host for one call, the device being idle or busy with what was queued.
 template <class Call> nlohmann::ordered_json host_row(const cuda_queue& q, const std::string& what, Call call) {
     std::vector<double> times;
@@ -257,6 +297,7 @@ int main(int argc, char** argv) try {
         sparsifier_rows<float, compress::threshold>(t, n);
         sparsifier_rows<bfloat16, compress::top_k>(t, n);
         random_rows<float>(t, n);
+        rows_of_compressors(t, n);
     }
 
     const cuda_queue q(0);
@@ -267,6 +308,16 @@ int main(int argc, char** argv) try {
     host.push_back(host_row(q, "allocate and release 1 MiB", [&] { q.release(q.allocate(1 << 20), 1 << 20); }));
     const array<float> small(q, 1024);
     host.push_back(host_row(q, "fill 1024 floats", [&] { fill(q, small.view(), 1.0f); }));
+    for (const std::size_t tensors : {std::size_t{1}, std::size_t{16}, std::size_t{17}, std::size_t{200}}) {
+        std::vector<compress::segment> all;
+        for (std::uint32_t i = 0; i < tensors; ++i) {
+            all.push_back({.tensor = i, .level = 4, .offset = i, .rows = 1});
+        }
+        const compress::quantize x;
+        const array<std::byte> wire(q, compress::detail::wire_bytes(x, all));
+        host.push_back(host_row(q, fmt::format("quantize {} tensors of one element", tensors),
+                                [&] { x.encode(q, all, small.view(), {}, wire.view(), {}); }));
+    }
 
     std::string command = argv[0];
     command.erase(0, command.find_last_of('/') + 1);

@@ -9,6 +9,9 @@
 #include <tutti/comm/nccl.hpp>  // several GPUs
 #endif
 #include <tutti/comm/self.hpp>               // one GPU
+#include <tutti/compress/buckets.cuh>        // quantize on a GPU
+#include <tutti/compress/power_sgd.cuh>      // power_sgd on a GPU
+#include <tutti/compress/top_k.cuh>          // top_k on a GPU
 #include <tutti/strategy/data_parallel.cuh>  // strategies on a GPU
 
 #include "../pipelines.hpp"

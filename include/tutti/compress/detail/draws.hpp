@@ -85,6 +85,37 @@ inline void draw_halves(const random_stream& stream, std::uint64_t first_block, 
     } while (b < blocks);
 }
 
+/// A stream whose round keys are there already: constants of a kernel, where they cost no instructions.
+struct keyed_stream {
+    std::uint32_t keys[10][2];
+    std::uint32_t step;
+
+    explicit keyed_stream(const random_stream& of) noexcept : keys(), step(of.step) {
+        auto key0 = static_cast<std::uint32_t>(of.seed), key1 = static_cast<std::uint32_t>(of.seed >> 32);
+        for (auto& key : keys) {
+            key[0] = key0;
+            key[1] = key1;
+            key0 += 0x9E3779B9u;
+            key1 += 0xBB67AE85u;
+        }
+    }
+    /// random_stream::block, of the tensor.
+    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> block(std::uint64_t j,
+                                                                       std::uint32_t tensor) const noexcept {
+        std::uint32_t c0 = static_cast<std::uint32_t>(j), c1 = static_cast<std::uint32_t>(j >> 32), c2 = tensor,
+                      c3 = step;
+        for (const auto& key : keys) {
+            const std::uint64_t x = tutti::detail::wide_product(0xD2511F53u, c0);
+            const std::uint64_t y = tutti::detail::wide_product(0xCD9E8D57u, c2);
+            c0 = static_cast<std::uint32_t>(y >> 32) ^ c1 ^ key[0];
+            c1 = static_cast<std::uint32_t>(y);
+            c2 = static_cast<std::uint32_t>(x >> 32) ^ c3 ^ key[1];
+            c3 = static_cast<std::uint32_t>(x);
+        }
+        return {c0, c1, c2, c3};
+    }
+};
+
 /// f in [0, 255] rounded up with the probability of its fraction; `half` is uniform in [0, 2^16). Whole numbers stay.
 [[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t half) noexcept {
     // From 256 to 512 the last place of a float is 2^-15: the sum's low bits are f as a fixed-point number. Above them,
