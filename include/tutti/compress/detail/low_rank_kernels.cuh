@@ -74,69 +74,51 @@ template <floating_element T> struct product_piece {
 // Four rows a warp at a time; 32 columns of the factor take the registers of two.
 template <unsigned width> inline constexpr unsigned rows_per_warp = width > 16 ? 2 : 4;
 inline constexpr unsigned left_warps = 8;
-inline constexpr unsigned left_columns = 128;  // of X at a time, four neighbors a lane
-// Wide factors go through shared memory: what the warps of a block need of them would drive itself out of the cache.
-template <unsigned width> inline constexpr bool stages_factor = width > 8;
 
-// Columns first ... first + width of X Q.
+// Columns first ... first + width of X Q. A lane has four neighbors in every 128 columns of X.
 template <unsigned width, bool wide, floating_element T>
-__device__ inline void left_product(const product_piece<T>& a, unsigned block, unsigned first,
-                                    float (*staged)[left_columns]) {
+__device__ inline void left_product(const product_piece<T>& a, unsigned block, unsigned first) {
     constexpr unsigned height = rows_per_warp<width>;
     const unsigned lane = threadIdx.x % 32;
     const std::size_t row = (std::size_t{block} * left_warps + threadIdx.x / 32) * height;
+    if (row >= a.rows) { return; }
     const std::size_t cols = a.cols;
     const T* const in = a.in + row * cols;
     float* const x = a.x == nullptr ? nullptr : a.x + row * cols;
     const float* const q = a.right + first * cols;
     const unsigned count = a.rank - first < width ? a.rank - first : width;
-    const unsigned rows = row >= a.rows ? 0 : (a.rows - row < height ? static_cast<unsigned>(a.rows - row) : height);
+    const unsigned rows = a.rows - row < height ? static_cast<unsigned>(a.rows - row) : height;
     float sums[height * width] = {};
-    for (std::size_t begin = 0; begin < cols; begin += left_columns) {
-        const std::size_t k = begin + 4 * lane;
-        const unsigned used = k < cols ? rows : 0;
-        float values[height][4] = {}, kept[height][4];
+    for (std::size_t k = 4 * lane; k < cols; k += 128) {
+        float values[height][4], kept[height][4];
 #pragma unroll
         for (unsigned h = 0; h < height; ++h) {
-            if (h < used) { load_four<wide>(values[h], in + h * cols, k, cols); }
+            if (h < rows) {
+                load_four<wide>(values[h], in + h * cols, k, cols);
+            } else {
+#pragma unroll
+                for (unsigned v = 0; v < 4; ++v) { values[h][v] = 0; }
+            }
         }
         if (x != nullptr) {
 #pragma unroll
             for (unsigned h = 0; h < height; ++h) {
-                if (h < used) { load_four<wide>(kept[h], x + h * cols, k, cols); }
+                if (h < rows) { load_four<wide>(kept[h], x + h * cols, k, cols); }
             }
-        }
-        if constexpr (stages_factor<width>) {
-            __syncthreads();
-            for (unsigned at = threadIdx.x; at < width * 32; at += 32 * left_warps) {
-                const unsigned j = at / 32;
-                const unsigned c = at % 32 * 4;
-                float factor[4] = {};
-                if (j < count && begin + c < cols) { load_four<wide>(factor, q + j * cols, begin + c, cols); }
-                store_four<true>(factor, staged[j], c, left_columns);
-            }
-            __syncthreads();
-        }
-        if (x != nullptr) {
 #pragma unroll
             for (unsigned h = 0; h < height; ++h) {
-                if (h < used) {
+                if (h < rows) {
 #pragma unroll
                     for (unsigned v = 0; v < 4; ++v) { values[h][v] += kept[h][v]; }
                     store_four<wide>(values[h], x + h * cols, k, cols);
                 }
             }
         }
-        if (used == 0) { continue; }
 #pragma unroll
         for (unsigned j = 0; j < width; ++j) {
             if (j < count) {
                 float factor[4];
-                if constexpr (stages_factor<width>) {
-                    load_four<true>(factor, staged[j], 4 * lane, left_columns);
-                } else {
-                    load_four<wide>(factor, q + j * cols, k, cols);
-                }
+                load_four<wide>(factor, q + j * cols, k, cols);
 #pragma unroll
                 for (unsigned h = 0; h < height; ++h) {
 #pragma unroll
@@ -145,7 +127,6 @@ __device__ inline void left_product(const product_piece<T>& a, unsigned block, u
             }
         }
     }
-    if (rows == 0) { return; }
     sum_over_warp(sums);
 #pragma unroll
     for (unsigned v = 0; v < totals_per_lane<height * width>; ++v) {
@@ -155,16 +136,16 @@ __device__ inline void left_product(const product_piece<T>& a, unsigned block, u
         if (h < rows && j < count) { a.result[(first + j) * a.rows + row + h] = sums[v]; }
     }
 }
+
 template <unsigned width, floating_element T>
 __global__ void __launch_bounds__(32 * left_warps, width > 4 ? 2 : 3)
     left_products(const __grid_constant__ batch<product_piece<T>> all, unsigned first) {
-    alignas(16) __shared__ float staged[stages_factor<width> ? width : 1][left_columns];
     const block_place here = place_of(all, blockIdx.x);
     const product_piece<T>& a = all.of[here.piece];
     if (a.wide) {
-        left_product<width, true>(a, here.block, first, staged);
+        left_product<width, true>(a, here.block, first);
     } else {
-        left_product<width, false>(a, here.block, first, staged);
+        left_product<width, false>(a, here.block, first);
     }
 }
 
