@@ -255,6 +255,39 @@ TEST_CASE("constants and numbers on the grid are exact, whatever is drawn") {
     }
 }
 
+TEST_CASE("a unit is at least the smallest normal number, so that its inverse is finite") {
+    for (const float size : {0.0f, 1e-45f, 1e-39f, 0x1p-126f}) {
+        std::vector<float> in(100, 0.0f);
+        in[50] = size;
+        for (const int bits : {2, 8}) {
+            const segment s = whole(in.size(), bits);
+            float unit = 0;
+            std::memcpy(&unit, encode(quantize(), layout(&s, 1), in).wire.data(), sizeof unit);
+            CHECK(unit == 0x1p-126f);
+            std::memcpy(&unit, encode(qsgd<norm::max>(), layout(&s, 1), in).wire.data(), sizeof unit);
+            CHECK(unit == 0x1p-126f);
+        }
+    }
+}
+
+TEST_CASE("the largest element never rounds beyond the last code") {
+    // (max - min) / unit comes out above the last code where unit was rounded down: then chance could go one up.
+    int above = 0;
+    for (std::uint64_t i = 0; i < 20000; ++i) {
+        const auto low = test::random_element<float>(1, i), high = low + std::fabs(test::random_element<float>(2, i));
+        const auto meta = quantize().measured({low, high}, 2, 8);
+        const auto grid = quantize().coder(meta, 8);
+        above += (high - low) * grid.inverse > 255.0f;
+        REQUIRE(grid.code(high, 0xffff) == 255);
+        const auto centered = qsgd<norm::max>().coder(qsgd<norm::max>().measured({high}, 2, 8), 8);
+        if (high > 0) {
+            REQUIRE(centered.code(std::fabs(high), 0xffff) == 254);
+            REQUIRE(centered.code(-std::fabs(high), 0) == 0);
+        }
+    }
+    CHECK(above > 100);
+}
+
 // deepspeedai/DeepSpeed's symmetric quantizer maps the maximum to 2^(bits - 1) and clips it: 4 bits lose an eighth of
 // the largest positive number.
 TEST_CASE("both ends of a symmetric grid are reached") {
