@@ -181,7 +181,7 @@ void expect_all_reduce(std::string_view operation, layout all, view<const T, mem
 ///              whose loss stays with its owner. So out (as a sum) + residuals, summed over ranks = in + residuals
 ///              before. Dense segments leave none. Elements outside of all segments are not touched.
 ///   state      of make_state(): for linear compressors; equal on all ranks.
-/// Shapes       flat views of one size; the residual may be empty.
+/// Shapes       flat views of one size; the residual may be empty. Sums are in float for every T.
 /// Aliasing     out may be in. The residual shares nothing with them.
 /// Determinism  on backends that sum in rank order, of the arguments alone: also with threads, lanes and devices. Draws
 ///              depend on key, tensor and element: keys of ranks must differ in `rank`. How a gradient is grouped into
