@@ -69,8 +69,7 @@ class data_parallel {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using master = master_t<T>;
-    using exchange_state = decltype(std::declval<const Exchange&>().template make_state<C, T>(
-        std::declval<Q>(), std::declval<const parameters<T, M>&>(), std::declval<const schedule::bucket_plan&>(), 0));
+    using state_of_exchange = exchange_state_of<Exchange, C, T>;
 
 public:
     using element_type = T;
@@ -241,7 +240,7 @@ public:
     [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return skipped_; }
     [[nodiscard]] const schedule::bucket_plan& plan() const noexcept { return plan_; }
     /// The exchange's own controls, such as levels; between steps.
-    [[nodiscard]] exchange_state& exchange() {
+    [[nodiscard]] state_of_exchange& exchange() {
         order_.expect_between_steps("exchange");
         return *exchanged_;
     }
@@ -353,7 +352,7 @@ private:
     buffer<double, Q> norm_scratch_;
     view<master, M> owned_;
     std::optional<optimize::optimizer_state<T, Q>> moments_;
-    std::optional<exchange_state> exchanged_;
+    std::optional<state_of_exchange> exchanged_;
 
     // Last, so that destruction ends communication before the memory it uses is released.
     C comm_;

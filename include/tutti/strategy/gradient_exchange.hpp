@@ -3,10 +3,12 @@
 // Like an optimizer, an exchange is a value: hyper-parameters. What changes is in its state, which can be saved.
 #pragma once
 
-#include <concepts>  // copy_constructible
-#include <cstddef>   // size_t
-#include <span>      // state
-#include <string>    // descriptions
+#include <concepts>     // copyable
+#include <cstddef>      // size_t
+#include <span>         // state
+#include <string>       // descriptions
+#include <type_traits>  // decay
+#include <utility>      // declval
 
 #include <tutti/comm/communicator.hpp>  // can_all_reduce
 #include <tutti/core/reduce_op.hpp>     // mean
@@ -16,6 +18,29 @@
 
 namespace tutti::strategy {
 
+/// The state that an exchange E makes for a communicator C and gradients of T.
+template <class E, class C, class T>
+using exchange_state_of = std::decay_t<decltype(std::declval<const E&>().template make_state<C, T>(
+    std::declval<const queue_of<C>&>(), std::declval<const parameters<T, memory_of<C>>&>(),
+    std::declval<const schedule::bucket_plan&>(), 0))>;
+
+/// What changes in an exchange.
+///
+/// Semantics
+///   begin       a step begins; `rate` is its learning rate, 0 when that is not known yet.
+///   average     work for a lane that makes bucket b of the flat gradient its mean over the ranks, in place. Submitted
+///               once a step and bucket, in the plan's order. It captures what it needs by value; the memory that the
+///               state owns stays where it is until the lane has drained.
+///   entries     what a bit-exact resume needs; restored() after they were written.
+template <class S, class C, class T>
+concept exchange_state = std::move_constructible<S> &&
+    requires(S& state, std::size_t b, view<T, memory_of<C>> flat, double rate, C& comm) {
+    state.begin(rate);
+    state.average(b, flat)(comm);
+    { state.entries() } -> std::same_as<std::span<const state_entry<memory_of<C>>>>;
+    state.restored();
+};
+
 /// How gradients of T become their mean over the ranks of a communicator C.
 ///
 /// Semantics
@@ -23,29 +48,13 @@ namespace tutti::strategy {
 ///   describe    equal exactly when ranks do the same with the same gradients.
 ///   make_state  for parameters whose gradients lie in one flat view as the plan says, on rank `rank`. Allocates, and
 ///               communicates nothing.
-/// and of the state:
-///   begin       a step begins; `rate` is its learning rate, 0 when that is not known yet.
-///   average     work for a lane that makes bucket b of the flat gradient its mean over the ranks, in place. Submitted
-///               once a step and bucket, in the plan's order. It captures what it needs by value; the memory that the
-///               state owns stays where it is until the lane has drained.
-///   entries     what a bit-exact resume needs; restored() after they were written.
 /// Not finite    an element that is not finite on any rank leaves an element that is not finite in the mean, on every
 ///               rank, so that all skip the step; the state stays finite.
 template <class E, class C, class T>
-concept gradient_exchange = std::copyable<E> &&
-    requires(const E& e, queue_of<C> q, const parameters<T, memory_of<C>>& list, const schedule::bucket_plan& plan,
-             int rank) {
+concept gradient_exchange = std::copyable<E> && exchange_state<exchange_state_of<E, C, T>, C, T> &&
+    requires(const E& e) {
     e.validate();
     { e.describe() } -> std::same_as<std::string>;
-    e.template make_state<C, T>(q, list, plan, rank);
-    requires requires(decltype(e.template make_state<C, T>(q, list, plan, rank))& state, std::size_t b,
-                      view<T, memory_of<C>> flat, double rate, C& comm) {
-        state.begin(rate);
-        state.average(b, flat)(comm);
-        { state.average(b, flat) } -> std::copy_constructible;
-        { state.entries() } -> std::same_as<std::span<const state_entry<memory_of<C>>>>;
-        state.restored();
-    };
 };
 
 /// One all_reduce a bucket. Cost: 2(n-1)/n * sizeof(T) bytes sent per element.

@@ -41,9 +41,10 @@ __device__ inline void for_each_of_tile(const encode_row& row, const search_stat
 }
 
 template <bool exact, unsigned shift, class T>
-__global__ void __launch_bounds__(tile_threads) count_selected(const __grid_constant__ segment_batch<encode_row> batch,
-                                                               device_elements<T> x, encode_scratch scratch) {
-    const unsigned tile = (blockIdx.x * tile_threads + threadIdx.x) / 32;
+__global__ void __launch_bounds__(selection_threads)
+    count_selected(const __grid_constant__ segment_batch<encode_row> batch, device_elements<T> x,
+                   encode_scratch scratch) {
+    const unsigned tile = (blockIdx.x * selection_threads + threadIdx.x) / 32;
     if (tile >= batch.blocks()) { return; }
     const unsigned r = batch.row_of(tile);
     tile_state& state = scratch.tiles[tile];
@@ -121,10 +122,10 @@ __global__ void __launch_bounds__(whole_block)
 }
 
 template <bool exact, unsigned shift, class T>
-__global__ void __launch_bounds__(tile_threads)
+__global__ void __launch_bounds__(selection_threads)
     write_entries(const __grid_constant__ segment_batch<encode_row> batch, device_elements<T> x, encode_scratch scratch,
                   std::byte* wires) {
-    const unsigned tile = (blockIdx.x * tile_threads + threadIdx.x) / 32;
+    const unsigned tile = (blockIdx.x * selection_threads + threadIdx.x) / 32;
     if (tile >= batch.blocks()) { return; }
     const unsigned r = batch.row_of(tile);
     const encode_row& row = batch.rows[r];
@@ -197,22 +198,23 @@ void launch(const cuda_queue& q, const sparse_encode_operation<C, T, device_memo
                 counting.add(tiles.rows[r], std::min(tiles.first_block[r + 1] - tiles.first_block[r], 1024u));
             }
             start_blocks(q, C::name, take_sample<exact, T>, tiles.count, whole_block, tiles, x, scratch);
-            start_blocks(q, C::name, packed ? collect<true, T> : collect<false, T>, tiles.blocks(), tile_threads, tiles,
-                         x, scratch);
-            start_blocks(q, C::name, count_digit<exact, 0, T>, counting.blocks(), tile_threads, counting, x, scratch);
+            start_blocks(q, C::name, packed ? collect<true, T> : collect<false, T>, tiles.blocks(), selection_threads,
+                         tiles, x, scratch);
+            start_blocks(q, C::name, count_digit<exact, 0, T>, counting.blocks(), selection_threads, counting, x,
+                         scratch);
             start_blocks(q, C::name, settle_digit<0, !exact>, tiles.count, whole_block, tiles, scratch);
             if constexpr (exact) {
-                start_blocks(q, C::name, count_digit<exact, 1, T>, counting.blocks(), tile_threads, counting, x,
+                start_blocks(q, C::name, count_digit<exact, 1, T>, counting.blocks(), selection_threads, counting, x,
                              scratch);
                 start_blocks(q, C::name, settle_digit<1, false>, tiles.count, whole_block, tiles, scratch);
-                start_blocks(q, C::name, count_digit<exact, 2, T>, counting.blocks(), tile_threads, counting, x,
+                start_blocks(q, C::name, count_digit<exact, 2, T>, counting.blocks(), selection_threads, counting, x,
                              scratch);
                 start_blocks(q, C::name, settle_digit<2, true>, tiles.count, whole_block, tiles, scratch);
             }
-            const std::size_t warps = blocks_for(tiles.blocks(), tile_threads / 32);
-            start_blocks(q, C::name, count_selected<exact, shift, T>, warps, tile_threads, tiles, x, scratch);
+            const std::size_t warps = blocks_for(tiles.blocks(), selection_threads / 32);
+            start_blocks(q, C::name, count_selected<exact, shift, T>, warps, selection_threads, tiles, x, scratch);
             start_blocks(q, C::name, sum_tiles<encode_row>, tiles.count, whole_block, tiles, scratch, op.wire.data());
-            start_blocks(q, C::name, write_entries<exact, shift, T>, warps, tile_threads, tiles, x, scratch,
+            start_blocks(q, C::name, write_entries<exact, shift, T>, warps, selection_threads, tiles, x, scratch,
                          op.wire.data());
         });
 }

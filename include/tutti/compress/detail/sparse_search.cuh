@@ -21,7 +21,7 @@ namespace tutti::compress::detail {
 using count_type = unsigned long long;  // of atomicAdd
 
 inline constexpr unsigned tile_size = 8192;  // elements of which a block collects
-inline constexpr unsigned tile_threads = 256;
+inline constexpr unsigned selection_threads = 256;
 inline constexpr unsigned whole_block = 1024;  // threads of kernels with a block a segment
 
 struct encode_row {
@@ -151,10 +151,10 @@ template <class T, class To> __device__ inline void load_four(const T* from, To 
 
 // Forms x, and collects candidates: those of a tile together and in order, the tiles in any.
 template <bool packed, class T>
-__global__ void __launch_bounds__(tile_threads)
+__global__ void __launch_bounds__(selection_threads)
     collect(const __grid_constant__ segment_batch<encode_row> batch, device_elements<T> x, encode_scratch scratch) {
-    constexpr unsigned warps = tile_threads / 32;
-    constexpr unsigned rounds = tile_size / tile_threads / 4;
+    constexpr unsigned warps = selection_threads / 32;
+    constexpr unsigned rounds = tile_size / selection_threads / 4;
     __shared__ unsigned found_by[warps];
     __shared__ count_type begin;
     const unsigned r = batch.row_of(blockIdx.x);
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(tile_threads)
 
 // Counts a digit of what agrees with the digits before it.
 template <bool exact, unsigned stage, class T>
-__global__ void __launch_bounds__(tile_threads)
+__global__ void __launch_bounds__(selection_threads)
     count_digit(const __grid_constant__ segment_batch<encode_row> batch, device_elements<T> x, encode_scratch scratch) {
     constexpr digit d = digits[stage];
     constexpr unsigned size = 1u << d.bits;
@@ -261,19 +261,19 @@ __global__ void __launch_bounds__(tile_threads)
     // The first digit of all from a bound on; the others of what has the same digits before.
     const std::uint32_t like = stage > 0 ? search.grade : exact && all ? 0 : search.lowest << d.shift;
     const std::size_t n = all ? row.size : search.found;
-    const std::size_t step = std::size_t{batch.first_block[r + 1] - batch.first_block[r]} * tile_threads;
+    const std::size_t step = std::size_t{batch.first_block[r + 1] - batch.first_block[r]} * selection_threads;
     const candidate* const candidates = scratch.candidates + row.candidates;
-    for (unsigned i = threadIdx.x; i < size; i += tile_threads) { bins[i] = 0; }
+    for (unsigned i = threadIdx.x; i < size; i += selection_threads) { bins[i] = 0; }
     __syncthreads();
 #pragma unroll 4
-    for (std::size_t i = std::size_t{blockIdx.x - batch.first_block[r]} * tile_threads + threadIdx.x; i < n;
+    for (std::size_t i = std::size_t{blockIdx.x - batch.first_block[r]} * selection_threads + threadIdx.x; i < n;
          i += step) {
         const std::uint32_t m = magnitude(all ? x(row.offset + i) : candidates[i].value);
         if (stage > 0 ? m >> (d.shift + d.bits) == like : m >= like) { atomicAdd(&bins[d.of(m)], 1u); }
     }
     __syncthreads();
     count_type* const to = scratch.bins + r * most_bins;
-    for (unsigned i = threadIdx.x; i < size; i += tile_threads) {
+    for (unsigned i = threadIdx.x; i < size; i += selection_threads) {
         if (bins[i] != 0) { atomicAdd(&to[i], static_cast<count_type>(bins[i])); }
     }
 }
