@@ -278,6 +278,7 @@ TEST_CASE("the largest element never rounds beyond the last code") {
         const auto meta = quantize().measured({low, high}, 2, 8);
         const auto grid = quantize().coder(meta, 8);
         above += (high - low) * grid.inverse > 255.0f;
+        REQUIRE(grid.place(high) <= 255.0f);
         REQUIRE(grid.code(high, 0xffff) == 255);
         const auto centered = qsgd<norm::max>().coder(qsgd<norm::max>().measured({high}, 2, 8), 8);
         if (high > 0) {
