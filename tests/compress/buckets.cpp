@@ -453,8 +453,8 @@ TEST_CASE("wires are what they were") {
         {"ternary, stochastic", 0x33bfebadd35d20c2u},
     };
     CHECK(hashes.size() == expected.size());
-    for (const auto& [name, hash] : hashes) {
-        CAPTURE(name);
-        CHECK(hash == (expected.contains(name) ? expected.at(name) : 0));
+    for (const auto& entry : hashes) {
+        CAPTURE(entry.first);
+        CHECK(entry.second == (expected.contains(entry.first) ? expected.at(entry.first) : 0));
     }
 }
