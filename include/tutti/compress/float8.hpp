@@ -55,12 +55,12 @@ template <float8_format format> struct float8_block {
     }
     // Random bits are added below the last place that stays, and the sum is cut. Below the least normal, that is added
     // first, so that the last place is the same everywhere there.
-    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t draw) const noexcept {
         const float y = magnitude(x);
         const bool subnormal = y < least_normal;
         const float raised = (exact(y) + exact(subnormal ? least_normal : 0.0f)).value;
         const auto bits = __builtin_bit_cast(std::uint32_t, raised);
-        const std::uint32_t field = (bits + (half << (traits::cut - 16))) >> traits::cut;
+        const std::uint32_t field = (bits + (draw << (traits::cut - 16))) >> traits::cut;
         return sign_of(x) | (field - offset(subnormal));
     }
     // One rounding each: of the bits, or of the sum with a number whose last place is that of the smallest.

@@ -45,8 +45,8 @@ struct natural : bucketed<natural> {
             const auto sign = (__builtin_bit_cast(std::uint32_t, x) >> 24) & 0x80u;
             return sign | (share + below_a_power) >> 23;
         }
-        [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
-            return rounded(x, half << 7);
+        [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t draw) const noexcept {
+            return rounded(x, draw << 7);
         }
         [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded(x, 0x400000u); }
         [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {

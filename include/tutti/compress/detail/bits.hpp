@@ -20,13 +20,13 @@ inline constexpr std::size_t chunk = 8;
     return elements / chunk + (elements % chunk != 0 ? 1 : 0);
 }
 
-// One step of packing: in each lane of 2 * `half` bits, the upper half's low `bits` move down onto those of the lower.
+// One step of packing: in each lane of 2 * `lane_half` bits, the upper half's low `bits` move down onto those of the lower.
 struct bit_lanes {
     std::uint64_t low, high;
     unsigned shift;
-    constexpr bit_lanes(unsigned half, unsigned bits) noexcept : low(0), high(0), shift(half - bits) {
+    constexpr bit_lanes(unsigned lane_half, unsigned bits) noexcept : low(0), high(0), shift(lane_half - bits) {
         const std::uint64_t ones = (std::uint64_t{1} << bits) - 1;
-        for (unsigned at = 0; at < 64; at += 2 * half) { low |= ones << at; }
+        for (unsigned at = 0; at < 64; at += 2 * lane_half) { low |= ones << at; }
         high = low << bits;
     }
     [[nodiscard]] constexpr std::uint64_t together(std::uint64_t v) const noexcept {

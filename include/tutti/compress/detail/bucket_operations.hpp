@@ -36,14 +36,14 @@ namespace tutti::compress {
 template <class C>
 concept bucket_scheme = std::copyable<C> &&
     requires(const C& x, const segment& s, std::size_t n, unsigned bits, typename C::meta m,
-             typename C::folds::results measured, std::uint32_t half) {
+             typename C::folds::results measured, std::uint32_t draw) {
     { x.granularity() } -> std::same_as<std::size_t>;
     { x.mode() } -> std::same_as<rounding>;
     { x.bits(s) } -> std::same_as<unsigned>;
     { x.measured(measured, n, bits) } -> std::same_as<typename C::meta>;
-    { x.coder(m, bits).code(1.0f, half) } -> std::same_as<std::uint32_t>;
+    { x.coder(m, bits).code(1.0f, draw) } -> std::same_as<std::uint32_t>;
     { x.coder(m, bits).code(1.0f) } -> std::same_as<std::uint32_t>;
-    { x.coder(m, bits).value(half) } -> std::same_as<float>;
+    { x.coder(m, bits).value(draw) } -> std::same_as<float>;
     { x.coder(m, bits).finite() } -> std::same_as<bool>;
     { C::purpose } -> std::convertible_to<std::uint32_t>;
     { C::names[2] } -> std::convertible_to<std::string_view>;

@@ -116,12 +116,12 @@ struct keyed_stream {
     }
 };
 
-/// f in [0, 255] rounded up with the probability of its fraction; `half` is uniform in [0, 2^16). Whole numbers stay.
-[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t half) noexcept {
+/// f in [0, 255] rounded up with the probability of its fraction; `draw` is uniform in [0, 2^16). Whole numbers stay.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t draw) noexcept {
     // From 256 to 512 the last place of a float is 2^-15: the sum's low bits are f as a fixed-point number. Above them,
     // and above the byte that is taken, is the exponent.
     const auto fixed = __builtin_bit_cast(std::uint32_t, (exact(f) + exact(256.0f)).value);
-    const std::uint32_t sum = 2 * fixed + half;
+    const std::uint32_t sum = 2 * fixed + draw;
 #if defined(__CUDA_ARCH__)
     return __byte_perm(sum, 0, 0x4442);  // the same in one instruction
 #else

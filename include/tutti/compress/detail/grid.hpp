@@ -45,8 +45,8 @@ struct offset_grid {
         const float f = ((exact(x) - exact(base)) * exact(inverse)).value;
         return lesser(f, top);
     }
-    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
-        return rounded_by(place(x), half);
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t draw) const noexcept {
+        return rounded_by(place(x), draw);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded_nearest(place(x)); }
     [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
@@ -66,8 +66,8 @@ struct centered_grid {
         const float f = (exact(x) * exact(inverse) + exact(levels)).value;
         return lesser(greater(f, 0.0f), 2 * levels);
     }
-    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t half) const noexcept {
-        return rounded_by(place(x), half);
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t draw) const noexcept {
+        return rounded_by(place(x), draw);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded_nearest(place(x)); }
     [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
