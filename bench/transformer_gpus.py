@@ -1,0 +1,207 @@
+#!/usr/bin/env python3
+"""GPT-2 124M's training step on the GPUs of one machine, in bfloat16: tutti's trainer beside PyTorch's data parallel.
+
+Three settings, one after the other, each a table; PyTorch is left out without --torch:
+  together   all GPUs as one run, and as many runs of one GPU at the same time: what being together costs
+  nodes      the GPUs as --nodes machines: processes that NCCL takes for those of different hosts, sockets between them,
+             with its own number of sockets and with sixteen
+  sockets    sockets between all GPUs (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE)
+
+  bench/transformer_gpus.py --tutti build/release/examples/transformer/transformer \\
+      --torch bench/transformer_step_cuda_torch.py -J result.json --traces folder
+
+Needs nvidia-smi, and mpirun (Open MPI) for the settings over sockets. Traces become pictures by `./dev timeline`.
+"""
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from transformer_peers import CONTEXT, PARAMETERS, Failure, random_tokens, spoken  # beside this file
+
+MANY_SOCKETS = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
+ONLY_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+
+
+def start(line, environment):
+    return subprocess.Popen(line, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                            text=True)
+
+
+def finish(process, line, limit):
+    try:
+        out, err = process.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise Failure(f"{shlex.join(line)}: did not end within {limit} s") from None
+    if process.returncode != 0:
+        raise Failure(f"{shlex.join(line)}: ended with status {process.returncode}: {out[-2000:]}{err[-2000:]}")
+    return out
+
+
+class Tutti:
+    """The trainer; it writes its report and its trace into a folder."""
+
+    def __init__(self, o, folder):
+        self.o, self.folder, self.count = o, folder, 0
+
+    def line(self, gpus, pipeline, processes, nodes=0):
+        """The command, and the folder of its results."""
+        self.count += 1
+        results = os.path.join(self.folder, f"run{self.count}")
+        line = [self.o.tutti, "--device", "cuda", "--model", "gpt2-124m", "--tokens",
+                os.path.join(self.folder, "random.bin"), "--batch", str(self.o.batch * gpus), "--steps",
+                str(self.o.steps), "--eval-every", str(self.o.steps), "--pipeline", pipeline, "--quiet", "--report",
+                os.path.join(results, "report.json")]
+        if not processes:
+            return line + ["--gpus", str(gpus)], results
+        inside = gpus // nodes if nodes else gpus
+        host = f'NCCL_HOSTID="node $((OMPI_COMM_WORLD_RANK / {inside}))" ' if nodes else ""
+        return MPIRUN + ["-n", str(gpus), "sh", "-c", host + 'exec "$0" "$@"'] + line + ["--backend", "nccl"], results
+
+    def read(self, line, results):
+        with open(os.path.join(results, "report.json"), encoding="utf-8") as file:
+            report = json.load(file)
+        if report["parameters"] != PARAMETERS or report["steps"] != self.o.steps:
+            raise Failure(f"{shlex.join(line)}: reports {report['parameters']} parameters, {report['steps']} steps")
+        step, steps = report["seconds"]["step_median"], self.o.steps
+        exposed = report["seconds"]["exposed_communication"] / steps
+        return {"milliseconds": 1e3 * step, "exposed_milliseconds": 1e3 * exposed,
+                "tokens_per_second": report["ranks"] * self.o.batch * CONTEXT / step,
+                "compression_ratio": report["compression_ratio"], "loss": report["loss"]["last"],
+                "command": spoken(line), "trace": os.path.join(results, "trace.json")}
+
+    def run(self, gpus, environment=None, pipeline="ddp", processes=False, nodes=0):
+        line, results = self.line(gpus, pipeline, processes, nodes)
+        finish(start(line, environment or {}), line, self.o.limit)
+        return self.read(line, results)
+
+    def run_apart(self, gpus):
+        """As many runs of one GPU at the same time."""
+        lines = [self.line(1, "ddp", False) for _ in range(gpus)]
+        running = [start(line, {"CUDA_VISIBLE_DEVICES": str(gpu)}) for gpu, (line, _) in enumerate(lines)]
+        try:
+            for process, (line, _) in zip(running, lines):
+                finish(process, line, self.o.limit)
+        finally:
+            for process in running:
+                process.kill()
+        runs = [self.read(*line) for line in lines]
+        return {**runs[0], "milliseconds": statistics.mean(r["milliseconds"] for r in runs),
+                "tokens_per_second": sum(r["tokens_per_second"] for r in runs)}
+
+
+def torch_run(o, environment=None, hook="none", nodes=0):
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(o.gpus), o.torch,
+            "--steps", str(o.steps), "--batch", str(o.batch), "--hook", hook, "--nodes", str(nodes)]
+    report = json.loads(finish(start(line, environment or {}), line, o.limit))
+    if report["parameters"] != PARAMETERS or report["configuration"]["gpus"] != o.gpus:
+        raise Failure(f"{shlex.join(line)}: reports {report['parameters']} parameters on "
+                      f"{report['configuration']['gpus']} GPUs")
+    return {"milliseconds": report["step_milliseconds"]["median"], "tokens_per_second": report["tokens_per_second"],
+            "loss": report["loss"]["last"], "command": spoken(line)}
+
+
+def over_a_network(o, tutti, environment, nodes):
+    rows = {f"tutti {pipeline}": tutti.run(o.gpus, environment, pipeline, True, nodes) for pipeline in o.pipelines}
+    if o.torch:
+        for hook in ("none", "bf16", "powersgd"):
+            rows[f"PyTorch, hook {hook}"] = torch_run(o, environment, hook, nodes)
+    return rows
+
+
+def settings(o, tutti):
+    """Names of settings and how to run them, in order."""
+    def together():
+        rows = {f"tutti, {o.gpus} runs of one GPU": tutti.run_apart(o.gpus), f"tutti, {o.gpus} GPUs": tutti.run(o.gpus)}
+        if o.torch:
+            rows["PyTorch, compiled"] = torch_run(o)
+        return rows
+    known = {"together": [("together", together)],
+             "nodes": [(f"{o.nodes} nodes", lambda: over_a_network(o, tutti, {}, o.nodes)),
+                       (f"{o.nodes} nodes, 16 sockets", lambda: over_a_network(o, tutti, MANY_SOCKETS, o.nodes))],
+             "sockets": [("sockets alone", lambda: over_a_network(o, tutti, ONLY_SOCKETS, 0))]}
+    return [entry for name in o.settings for entry in known[name]]
+
+
+def print_table(title, rows, alone):
+    print(f"\n{title}\n{'':<28} {'ms a step':>10} {'of one GPU':>11} {'exposed ms':>11} {'tokens/s':>11} {'ratio':>7}"
+          f" {'loss':>8}")
+    for name, row in rows.items():
+        exposed, ratio = row.get("exposed_milliseconds"), row.get("compression_ratio")
+        print(f"{name:<28} {row['milliseconds']:>10.1f} {row['milliseconds'] / alone:>11.3f}"
+              f" {format(exposed, '11.1f') if exposed is not None else '-':>11} {row['tokens_per_second']:>11.0f}"
+              f" {format(ratio, '7.2f') if ratio else '-':>7} {row['loss']:>8.3f}", flush=True)
+
+
+def measure(o, folder):
+    cards = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True,
+                           capture_output=True, text=True).stdout.strip().splitlines()
+    if len(cards) < o.gpus:
+        raise Failure(f"--gpus {o.gpus}: nvidia-smi lists {len(cards)}")
+    if o.gpus % o.nodes:
+        raise Failure(f"--nodes {o.nodes}: {o.gpus} GPUs cannot be divided among them")
+    random_tokens(os.path.join(folder, "random.bin"), 4 << 20)
+    tutti = Tutti(o, folder)
+    alone = tutti.run(1)  # the step without communication
+    print(f"{o.gpus} x {cards[0]}; one GPU alone: {alone['milliseconds']:.1f} ms a step", flush=True)
+    tables = {"one GPU": {"tutti": alone}}
+    for title, run in settings(o, tutti):
+        tables[title] = run()
+        print_table(title, tables[title], alone["milliseconds"])
+    for rows in tables.values():
+        for name, row in rows.items():
+            trace = row.pop("trace", None)
+            if o.traces and trace:
+                pathlib.Path(o.traces).mkdir(parents=True, exist_ok=True)
+                kept = "_".join(f"{next(t for t, r in tables.items() if r is rows)} {name}".replace(",", "").split())
+                os.replace(trace, os.path.join(o.traces, kept + ".json"))
+    return {"bench": "transformer_gpus", "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
+            "device": cards[0], "gpus": o.gpus, "nodes": o.nodes, "batch_per_gpu": o.batch, "steps": o.steps,
+            "tables": tables,
+            "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tutti", metavar="PATH", required=True, help="the trainer, examples/transformer")
+    parser.add_argument("--torch", metavar="PATH", help="transformer_step_cuda_torch.py, run by this very Python")
+    parser.add_argument("--settings", nargs="+", choices=["together", "nodes", "sockets"],
+                        default=["together", "nodes", "sockets"])
+    parser.add_argument("--pipelines", nargs="+", default=["ddp", "ddp-4bit", "ddp-powersgd"],
+                        help="tutti's, over networks (default: %(default)s)")
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=32, help="sequences of one GPU and step")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--limit", type=int, default=300, help="seconds that one run may take")
+    parser.add_argument("--traces", metavar="FOLDER", help="keep tutti's traces there")
+    parser.add_argument("-J", "--json", metavar="PATH", help="write the report here")
+    o = parser.parse_args()
+    try:
+        if min(o.gpus, o.nodes, o.batch, o.steps, o.limit) < 1:
+            raise Failure("--gpus, --nodes, --batch, --steps and --limit are at least 1")
+        for option in ("tutti", "torch"):
+            path = getattr(o, option)
+            if path and not pathlib.Path(path).is_file():
+                raise Failure(f"--{option}: there is no file {path}")
+            if path:
+                setattr(o, option, os.path.abspath(path))
+        with tempfile.TemporaryDirectory() as folder:
+            report = measure(o, folder)
+        if o.json:
+            pathlib.Path(o.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    except (Failure, OSError, ValueError, KeyError, subprocess.CalledProcessError) as e:
+        sys.exit(f"transformer_gpus.py: {e!r}" if isinstance(e, KeyError) else f"transformer_gpus.py: {e}")
+
+
+if __name__ == "__main__":
+    main()
