@@ -1,4 +1,4 @@
-// compressed_mean<X>: an exchange that sends gradients compressed, with or without feedback of what that lost.
+// compressed_mean<Compressor>: an exchange that sends gradients compressed, with or without feedback of what that lost.
 // Needs strategy/gradient_exchange and compress. Levels are chosen per tensor, and may change between steps.
 // Vectors, and tensors whose wire would not be much smaller than themselves, go as they are.
 #pragma once
@@ -31,11 +31,11 @@
 
 namespace tutti::strategy {
 
-/// Sends gradients through the compressor X.
+/// Sends gradients through a compressor.
 ///
-/// Semantics    a tensor is read as a matrix of its first extent by all others. It is compressed at `level` if it has at
-///              least two rows and two columns, and if its wire is at most 1/worth of its floats; all others are summed
-///              as floats. `worth` is the rule of PowerSGD's authors (2). Whether a network gains at all is another
+/// Semantics    a tensor is read as a matrix of its first extent by all others. It is compressed at `level` if it has
+///              two rows and two columns or more, and if its wire is at most 1/worth of its floats; all others are
+///              summed as floats. `worth` is the rule of PowerSGD's authors (2). Whether a network gains at all is another
 ///              question: compress::expected_gain.
 ///              With feedback every rank keeps what its compression lost, a float an element, and adds it to its next
 ///              gradient. `rescale` keeps that in units of updates when the learning rate changes, for optimizers whose
@@ -43,9 +43,9 @@ namespace tutti::strategy {
 ///              state.set_levels gives each tensor a level of its own, at most `largest_level`, from the next step on.
 /// Determinism  as compress::all_reduce; random numbers are functions of (seed, step, rank, tensor, element).
 /// Cost         that of compress::all_reduce; its wire instead of 2(n-1)/n * sizeof(T) bytes an element.
-/// Errors       usage_error for levels that X does not have.
-template <std::copyable X> struct compressed_mean {
-    X compressor{};
+/// Errors       usage_error for levels that it does not have.
+template <std::copyable Compressor> struct compressed_mean {
+    Compressor compressor{};
     int level = 0;          ///< of every tensor at first
     int largest_level = 0;  ///< that set_levels may give; 0: `level`
     bool feedback = true;
@@ -57,13 +57,13 @@ template <std::copyable X> struct compressed_mean {
         using Q = queue_of<C>;
         using M = memory_of<C>;
         using segments = std::vector<compress::segment>;
-        using X_state = std::decay_t<decltype(compress::make_state(std::declval<const X&>(), std::declval<Q>(),
-                                                                   std::declval<compress::layout>()))>;
+        using compressor_state = std::decay_t<decltype(compress::make_state(
+            std::declval<const Compressor&>(), std::declval<Q>(), std::declval<compress::layout>()))>;
 
         // What work on the lane shares with the strategy. Its address stays when the strategy moves.
         struct shared {
-            X compressor;
-            X_state state;
+            Compressor compressor;
+            compressor_state state;
             compress::residuals<Q> lost;
         };
         std::shared_ptr<shared> shared_;
@@ -213,7 +213,7 @@ private:
             return compressor.wire_bytes(s);
         } else {
             std::size_t floats = 0;
-            for (int round = 0; round < X::rounds; ++round) { floats += compressor.wire_count(s, round); }
+            for (int round = 0; round < Compressor::rounds; ++round) { floats += compressor.wire_count(s, round); }
             return 4 * floats;
         }
     }
