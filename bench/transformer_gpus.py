@@ -23,7 +23,8 @@ import subprocess
 import sys
 import tempfile
 
-from transformer_peers import CONTEXT, PARAMETERS, Failure, random_tokens, spoken  # beside this file
+from transformer_peers import (CONTEXT, PARAMETERS, Failure, find_programs, random_tokens, spoken,  # beside this file
+                               write_report)
 
 MANY_SOCKETS = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
 ONLY_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
@@ -189,16 +190,10 @@ def main():
     try:
         if min(o.gpus, o.nodes, o.batch, o.steps, o.limit) < 1:
             raise Failure("--gpus, --nodes, --batch, --steps and --limit are at least 1")
-        for option in ("tutti", "torch"):
-            path = getattr(o, option)
-            if path and not pathlib.Path(path).is_file():
-                raise Failure(f"--{option}: there is no file {path}")
-            if path:
-                setattr(o, option, os.path.abspath(path))
+        find_programs(o, "tutti", "torch")
         with tempfile.TemporaryDirectory() as folder:
             report = measure(o, folder)
-        if o.json:
-            pathlib.Path(o.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_report(o, report)
     except (Failure, OSError, ValueError, KeyError, subprocess.CalledProcessError) as e:
         sys.exit(f"transformer_gpus.py: {e!r}" if isinstance(e, KeyError) else f"transformer_gpus.py: {e}")
 

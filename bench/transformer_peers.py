@@ -241,6 +241,21 @@ def measure(o, folder):
     }
 
 
+def find_programs(o, *options):
+    """Makes the paths that were given absolute. Raises Failure for one without a file."""
+    for option in options:
+        path = getattr(o, option)
+        if path and not pathlib.Path(path).is_file():
+            raise Failure(f"--{option}: there is no file {path}")
+        if path:
+            setattr(o, option, os.path.abspath(path))
+
+
+def write_report(o, report):
+    if o.json:
+        pathlib.Path(o.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tutti", metavar="PATH", help="bench_transformer_step_cuda")
@@ -259,16 +274,10 @@ def main():
     try:
         if min(o.rounds, o.steps, o.warmup, o.batch) < 1:
             raise Failure("--rounds, --steps, --warmup and --batch are at least 1")
-        for option in ("tutti", "torch", "llmc"):
-            path = getattr(o, option)
-            if path and not pathlib.Path(path).is_file():
-                raise Failure(f"--{option}: there is no file {path}")
-            if path:
-                setattr(o, option, os.path.abspath(path))
+        find_programs(o, "tutti", "torch", "llmc")
         with tempfile.TemporaryDirectory() as folder:
             report = measure(o, folder)
-        if o.json:
-            pathlib.Path(o.json).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        write_report(o, report)
     except (Failure, OSError, subprocess.CalledProcessError) as e:
         sys.exit(f"transformer_peers.py: {e}")
 

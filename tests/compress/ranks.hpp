@@ -6,10 +6,8 @@
 #include <cstddef>      // size_t
 #include <cstdint>      // seeds
 #include <cstring>      // memcmp
-#include <stdexcept>    // failure
 #include <string>       // texts
 #include <type_traits>  // invoke results
-#include <utility>      // forward
 #include <vector>       // data
 
 #include <doctest/doctest.h>  // checks
@@ -20,19 +18,11 @@
 #include <tutti/compress/compressor.hpp>  // segment
 #include <tutti/schedule/lane.hpp>        // asynchronous ones
 
-#include <support/build.hpp>   // full_speed
-#include <support/oracle.hpp>  // random_element, same_bytes
+#include <support/build.hpp>    // full_speed
+#include <support/failure.hpp>  // failure, expect
+#include <support/oracle.hpp>   // random_element, same_bytes
 
 namespace tutti::test {
-
-/// What a rank throws when the library is wrong: it ends all ranks, with the text of the first.
-class failure : public std::runtime_error {
-public:
-    using std::runtime_error::runtime_error;
-};
-template <class... Values> void expect(bool holds, fmt::format_string<Values...> text, Values&&... values) {
-    if (!holds) { throw failure(fmt::format(text, std::forward<Values>(values)...)); }
-}
 
 struct on_self {
     using communicator = comm::self<>;

@@ -12,7 +12,6 @@
 #include <cstdint>      // hashes
 #include <cstring>      // memcmp
 #include <numeric>      // accumulate
-#include <stdexcept>    // failure
 #include <string>       // texts
 #include <string_view>  // names
 #include <type_traits>  // invoke results
@@ -24,23 +23,13 @@
 #include <tutti/comm/communicator.hpp>  // concepts
 #include <tutti/core/state.hpp>         // hash_bytes
 
-#include <support/build.hpp>   // full_speed
-#include <support/oracle.hpp>  // reference reductions
+#include <support/build.hpp>    // full_speed
+#include <support/failure.hpp>  // failure, expect
+#include <support/oracle.hpp>   // reference reductions
 
 #include TUTTI_CONFORMANCE_BACKEND
 
 namespace tutti::test {
-
-/// What a rank throws when the library is wrong. Not a doctest assertion: ranks are threads, and an exception ends them
-/// all, with the text of the first.
-class failure : public std::runtime_error {
-public:
-    using std::runtime_error::runtime_error;
-};
-
-template <class... Values> void expect(bool holds, fmt::format_string<Values...> text, Values&&... values) {
-    if (!holds) { throw failure(fmt::format(text, std::forward<Values>(values)...)); }
-}
 
 /// Runs `body(communicator&)` on every rank, for every number of ranks of the backend.
 template <class Body> void for_ranks(Body body) {

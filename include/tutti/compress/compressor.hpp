@@ -133,6 +133,13 @@ template <class C> [[nodiscard]] std::size_t wire_count(const C& x, layout all, 
     return count;
 }
 
+/// Elements of a layout, for costs.
+[[nodiscard]] inline double elements_of(layout all) noexcept {
+    double elements = 0;
+    for (const segment& s : all) { elements += static_cast<double>(s.size()); }
+    return elements;
+}
+
 /// Refuses segments outside of a view of `size` elements.
 inline void expect_inside(std::string_view operation, layout all, std::size_t size) {
     for (const segment& s : all) {

@@ -61,9 +61,7 @@ template <class Scheme>
     const auto transfer = [&](comm::collective kind, double bytes) {
         return comm::time_of(kind, bytes, network).seconds();
     };
-    std::size_t elements = 0;
-    for (const segment& s : compressed) { elements += s.size(); }
-    const auto count = static_cast<double>(elements);
+    const double count = detail::elements_of(compressed);
     const auto size = static_cast<double>(element_size);
     const double feedback = with_residual ? 8 : 0;
     const double ranks = network.ranks();

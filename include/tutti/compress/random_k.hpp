@@ -85,7 +85,7 @@ template <class C, floating_element T, memory M> struct random_gather_operation 
             for (std::size_t j = 0; j < k; ++j) {
                 const std::size_t i = places[j];
                 to[j] = most < infinite_magnitude ? factor * (owed == nullptr ? formed(from[i]) : owed[i])
-                                          : __builtin_bit_cast(float, infinite_magnitude | 0x400000u);
+                                                  : __builtin_bit_cast(float, infinite_magnitude | 0x400000u);
             }
             to += k;
         }

@@ -1,17 +1,16 @@
 // threshold: the elements above a magnitude that a sample estimates and one count of the others corrects.
-// Needs compress/detail/sparse_encode; on a CUDA queue compress/threshold.cuh.
+// Needs compress/detail/sparsifier; on a CUDA queue compress/threshold.cuh.
 // Source: Lin et al., Deep gradient compression, ICLR 2018, section 5 (hierarchical threshold selection).
 #pragma once
 
 #include <algorithm>    // min
-#include <cstddef>      // size_t, byte
+#include <cstddef>      // size_t
 #include <cstdint>      // purpose
 #include <string_view>  // name
 
-#include <tutti/compress/compressor.hpp>            // segment, layout, draw_key
-#include <tutti/compress/detail/sparse_encode.hpp>  // encoding
-#include <tutti/compress/detail/sparse_wire.hpp>    // the wire
-#include <tutti/core/view.hpp>                      // view
+#include <tutti/compress/compressor.hpp>          // segment
+#include <tutti/compress/detail/sparse_wire.hpp>  // sparse_format
+#include <tutti/compress/detail/sparsifier.hpp>   // the calls
 
 namespace tutti::compress {
 
@@ -31,36 +30,17 @@ namespace tutti::compress {
 /// Cost         host: two passes that mostly skip. Device: one pass, and three more for small tensors, levels above
 ///              2500, and elements most of which are equal.
 /// Errors       as for top_k. A number of entries beyond what there is room for counts as that.
-struct threshold {
+struct threshold : detail::sparsifier<threshold> {
     static constexpr std::string_view name = "threshold";
     static constexpr std::uint32_t purpose = 0x74687265u;  // "thre"
     static constexpr bool exact = false;                   // the k largest, as far as the first digit tells
 
-    [[nodiscard]] static constexpr std::size_t granularity() noexcept { return 0; }
-    [[nodiscard]] static std::size_t kept(const segment& s) { return detail::kept(name, s); }
     /// Entries that there is room for.
     [[nodiscard]] static constexpr std::size_t capacity(std::size_t k) noexcept {
         return k + k / 10 * 3 + k % 10 * 3 / 10;
     }
     [[nodiscard]] static detail::sparse_format format(const segment& s) {
         return {std::min(capacity(kept(s)), s.size()), s.size() > std::size_t{1} << 32, true};
-    }
-    [[nodiscard]] static std::size_t wire_bytes(const segment& s) { return format(s).bytes(); }
-
-    template <queue Q, class T>
-    void encode(Q q, layout all, view<T, typename Q::memory_type> in, view<float, typename Q::memory_type> residual,
-                view<std::byte, typename Q::memory_type> wire, draw_key key) const {
-        detail::sparse_encode(*this, q, all, in, residual, wire, key);
-    }
-    template <queue Q, floating_element T>
-    void decode(Q q, layout all, view<const std::byte, typename Q::memory_type> wire,
-                view<T, typename Q::memory_type> out, float factor) const {
-        detail::sparse_decode(*this, q, all, wire, out, factor);
-    }
-    template <queue Q>
-    void decode_add(Q q, layout all, view<const std::byte, typename Q::memory_type> wires, std::size_t count,
-                    view<float, typename Q::memory_type> sum) const {
-        detail::sparse_add(*this, q, all, wires, count, sum);
     }
 };
 

@@ -1,17 +1,16 @@
 // top_k: the largest elements of each tensor by magnitude, exactly k of them.
-// Needs compress/detail/sparse_encode; on a CUDA queue compress/top_k.cuh.
+// Needs compress/detail/sparsifier; on a CUDA queue compress/top_k.cuh.
 // Source: Aji and Heafield, Sparse communication for distributed gradient descent, EMNLP 2017; Alistarh et al., The
 // convergence of sparsified gradient methods, NeurIPS 2018 (with error feedback).
 #pragma once
 
-#include <cstddef>      // size_t, byte
+#include <cstddef>      // size_t
 #include <cstdint>      // largest 32-bit index
 #include <string_view>  // name
 
-#include <tutti/compress/compressor.hpp>            // segment, layout, draw_key
-#include <tutti/compress/detail/sparse_encode.hpp>  // encoding
-#include <tutti/compress/detail/sparse_wire.hpp>    // the wire
-#include <tutti/core/view.hpp>                      // view
+#include <tutti/compress/compressor.hpp>          // segment
+#include <tutti/compress/detail/sparse_wire.hpp>  // sparse_format
+#include <tutti/compress/detail/sparsifier.hpp>   // the calls
 
 namespace tutti::compress {
 
@@ -29,34 +28,15 @@ namespace tutti::compress {
 /// Errors       usage_error for a level that is not in 1 to 10000, a tensor in several segments, sizes that do not fit.
 ///              decode and decode_add ignore entries of a damaged wire that are outside of their segment; where it
 ///              has an index twice, either entry may count. On a device also for a wire that is not aligned.
-struct top_k {
+struct top_k : detail::sparsifier<top_k> {
     static constexpr std::string_view name = "top_k";
     static constexpr std::uint32_t purpose = 0x746f706bu;  // "topk"
     static constexpr bool exact = true;                    // the k largest, to the last bit
 
-    [[nodiscard]] static constexpr std::size_t granularity() noexcept { return 0; }
-    [[nodiscard]] static std::size_t kept(const segment& s) { return detail::kept(name, s); }
     /// Entries that there is room for.
     [[nodiscard]] static constexpr std::size_t capacity(std::size_t k) noexcept { return k; }
     [[nodiscard]] static detail::sparse_format format(const segment& s) {
         return {kept(s), s.size() > std::size_t{1} << 32, false};
-    }
-    [[nodiscard]] static std::size_t wire_bytes(const segment& s) { return format(s).bytes(); }
-
-    template <queue Q, class T>
-    void encode(Q q, layout all, view<T, typename Q::memory_type> in, view<float, typename Q::memory_type> residual,
-                view<std::byte, typename Q::memory_type> wire, draw_key key) const {
-        detail::sparse_encode(*this, q, all, in, residual, wire, key);
-    }
-    template <queue Q, floating_element T>
-    void decode(Q q, layout all, view<const std::byte, typename Q::memory_type> wire,
-                view<T, typename Q::memory_type> out, float factor) const {
-        detail::sparse_decode(*this, q, all, wire, out, factor);
-    }
-    template <queue Q>
-    void decode_add(Q q, layout all, view<const std::byte, typename Q::memory_type> wires, std::size_t count,
-                    view<float, typename Q::memory_type> sum) const {
-        detail::sparse_add(*this, q, all, wires, count, sum);
     }
 };
 

@@ -59,7 +59,9 @@ concept gradient_exchange = std::copyable<E> && exchange_state<exchange_state_of
 
 /// One all_reduce a bucket. Cost: 2(n-1)/n * sizeof(T) bytes sent per element.
 struct plain_mean {
-    template <communicator C, floating_element T> class state_type {
+    template <communicator C, floating_element T>
+    requires comm::can_all_reduce<C, T, mean>
+    class state_type {
         using M = memory_of<C>;
         schedule::bucket_plan plan_;
 
@@ -76,6 +78,7 @@ struct plain_mean {
     void validate() const noexcept {}
     [[nodiscard]] std::string describe() const { return "plain mean"; }
     template <communicator C, floating_element T>
+    requires comm::can_all_reduce<C, T, mean>
     [[nodiscard]] state_type<C, T> make_state(const queue_of<C>&, const parameters<T, memory_of<C>>&,
                                               const schedule::bucket_plan& plan, int) const {
         return state_type<C, T>(plan);

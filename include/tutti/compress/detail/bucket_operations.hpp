@@ -69,13 +69,6 @@ template <class C> [[nodiscard]] wire_shape shape_of(const C& x, const segment& 
     return {s.size(), x.granularity(), sizeof(typename C::meta), x.bits(s)};
 }
 
-/// Bytes and elements of a layout, for costs.
-template <class C> [[nodiscard]] double elements_of(layout all) {
-    double n = 0;
-    for (const segment& s : all) { n += static_cast<double>(s.size()); }
-    return n;
-}
-
 }  // namespace detail
 
 /// The wire of in + residual; the residual becomes what was lost.
@@ -90,7 +83,7 @@ template <bucket_scheme C, floating_element T, memory M> struct encode_buckets {
     draw_key key;
 
     [[nodiscard]] tutti::cost cost() const {
-        const double n = detail::elements_of<C>(all);
+        const double n = detail::elements_of(all);
         const double residuals = residual.empty() ? 0 : 2 * sizeof(float);
         return {n * (sizeof(T) + residuals) + static_cast<double>(wire.size()), 12 * n};
     }
@@ -211,7 +204,7 @@ template <bucket_scheme C, floating_element T, memory M> struct decode_buckets {
     float factor;
 
     [[nodiscard]] tutti::cost cost() const {
-        const double n = detail::elements_of<C>(all);
+        const double n = detail::elements_of(all);
         return {n * sizeof(T) + static_cast<double>(wire.size()), 4 * n};
     }
     [[nodiscard]] TUTTI_HOST_DEVICE T result(float value) const noexcept {
@@ -254,7 +247,7 @@ template <bucket_scheme C, memory M> struct add_buckets {
     view<float, M> sum;
 
     [[nodiscard]] tutti::cost cost() const {
-        const double n = detail::elements_of<C>(all);
+        const double n = detail::elements_of(all);
         return {2 * n * sizeof(float) + static_cast<double>(wires.size()), 4 * n * static_cast<double>(count)};
     }
     void operator()() const {

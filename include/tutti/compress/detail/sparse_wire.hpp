@@ -34,12 +34,6 @@ namespace tutti::compress::detail {
     return n == 0 ? 0 : std::max<std::size_t>(1, n / 10000 * level + n % 10000 * level / 10000);
 }
 
-[[nodiscard]] inline double elements_of(layout all) noexcept {
-    double elements = 0;
-    for (const segment& s : all) { elements += static_cast<double>(s.size()); }
-    return elements;
-}
-
 // A number of a wire. The device's wires are aligned; there a memcpy would go byte by byte.
 template <class W> [[nodiscard]] TUTTI_HOST_DEVICE W load(const std::byte* from) noexcept {
 #if defined(__CUDA_ARCH__)
