@@ -1,10 +1,12 @@
 // Decodes bytes that nobody encoded: nothing outside of the views is read or written, whatever they are.
 // For libFuzzer (clang++ -fsanitize=fuzzer,address,undefined), and linked with a driver that draws the bytes.
-#include <tutti/compress/float8.hpp>    // under test
-#include <tutti/compress/natural.hpp>   // under test
-#include <tutti/compress/quantize.hpp>  // under test
-#include <tutti/compress/sign.hpp>      // under test
-#include <tutti/compress/ternary.hpp>   // under test
+#include <tutti/compress/float8.hpp>     // under test
+#include <tutti/compress/natural.hpp>    // under test
+#include <tutti/compress/quantize.hpp>   // under test
+#include <tutti/compress/sign.hpp>       // under test
+#include <tutti/compress/ternary.hpp>    // under test
+#include <tutti/compress/threshold.hpp>  // under test
+#include <tutti/compress/top_k.hpp>      // under test
 
 #include <cstddef>  // size_t
 #include <cstdint>  // bytes
@@ -46,7 +48,7 @@ template <class X> void decode_all(const X& x, int level, std::size_t n, const s
     const host_queue q;
     const view<const std::byte> all(wires.data, count * bytes);
     x.decode(q, parts, all.sub(0, bytes), view<float>(out.get(), elements), 2.0f);
-    x.decode(q, parts, all.sub(0, bytes), view<bfloat16>(halves.get(), elements));
+    x.decode(q, parts, all.sub(0, bytes), view<bfloat16>(halves.get(), elements), 1.0f);
     x.decode_add(q, parts, all, count, view<float>(out.get(), elements));
     if (out[0] != 7 || out[1] != 7) { std::abort(); }
 }
@@ -59,7 +61,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     const std::size_t n = data[0] + std::size_t{256} * (data[1] % 8);
     const int bits = 1 + data[2] % 8;
     const std::size_t bucket = 8 * (1 + std::size_t{data[3]} % 128);
-    const unsigned scheme = data[3] / 32;
+    const int density = 1 + data[3] * 39;  // in 10,000
+    const unsigned scheme = data[2] / 8 % 10;
     data += 4;
     size -= 4;
     switch (scheme) {
@@ -70,7 +73,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     case 4: decode_all(ternary(bucket), 2, n, data, size); break;
     case 5: decode_all(natural(bucket), 8, n, data, size); break;
     case 6: decode_all(float8<float8_format::e4m3>(bucket), 8, n, data, size); break;
-    default: decode_all(float8<float8_format::e5m2>(bucket), 8, n, data, size); break;
+    case 7: decode_all(float8<float8_format::e5m2>(bucket), 8, n, data, size); break;
+    case 8: decode_all(top_k(), density, n, data, size); break;
+    default: decode_all(threshold(), density, n, data, size); break;
     }
     return 0;
 }
