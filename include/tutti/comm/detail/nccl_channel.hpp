@@ -47,10 +47,10 @@ public:
         , rank(own_rank)
         , members(std::move(ranks))
         , id(identity)
-        , cell(queue, 1)
+        , cell(queue, 16)
         , records(queue, members.size() + 1)
         , page_locked({}, members.size() + 1) {
-        tutti::detail::check_cuda(cudaMemsetAsync(cell.data(), 0, 1, queue.stream()), "cudaMemsetAsync");
+        tutti::detail::check_cuda(cudaMemsetAsync(cell.data(), 0, cell.size(), queue.stream()), "cudaMemsetAsync");
     }
 
     nccl_channel(const nccl_channel&) = delete;
@@ -77,7 +77,8 @@ public:
     std::uint64_t children = 0;  ///< made from this one
     std::atomic<ncclComm_t> comm{nullptr};
 
-    // Scratch: of barriers, and of control gathers (one's own record, then those of all).
+    // Scratch: of barriers (a byte, but NCCL reads the word around it), and of control gathers (one's own record, then
+    // those of all).
     buffer<std::uint8_t, cuda_queue> cell;
     buffer<control_record, cuda_queue> records;
     buffer<control_record, pinned_queue> page_locked;
