@@ -21,22 +21,39 @@
 
 namespace tutti::compress::detail {
 
-// Calls use(element, value, magnitude, there) for what a tile has, in order, 32 a time, by a whole warp.
+[[nodiscard]] __device__ inline unsigned warp_sum(unsigned x) {
+    for (int distance = 16; distance > 0; distance /= 2) { x += __shfl_xor_sync(0xffffffffu, x, distance); }
+    return x;
+}
+
+// Calls use(element, value, magnitude, there) for what a tile has, in order, 32 a time, by a whole warp. Eight times as
+// many are loaded at once.
 template <bool exact, class T, class Use>
-__device__ inline void for_each_of_tile(const encode_row& row, const search_state& search, const tile_state& state,
+__device__ inline void for_each_of_tile(const encode_row& row, const search_state& search, tile_candidates mine,
                                         const encode_scratch& scratch, const device_elements<T>& x, std::size_t tile,
                                         Use use) {
+    constexpr unsigned ahead = 8;
     const bool all = all_are_candidates<exact>(row, search);
-    const candidate* const candidates = scratch.candidates + row.candidates + (all ? 0 : state.candidates);
-    const unsigned n = all ? tile_size : state.found;
-    for (unsigned first = 0; first < n; first += 32) {
-        const unsigned at = first + threadIdx.x % 32;
-        bool there = at < n;
-        const unsigned place = all || !there ? at : candidates[at].place;
-        const std::size_t i = row.element(tile, place);
-        there = there && i < row.size;
-        const float value = !there ? 0 : all ? x(row.offset + i) : candidates[at].value;
-        use(i, value, magnitude(value), there);
+    const candidate* const candidates = scratch.candidates + row.candidates + (all ? 0 : mine.first);
+    const unsigned n = all ? tile_size : mine.count;
+    for (unsigned first = 0; first < n; first += 32 * ahead) {
+        candidate loaded[ahead];
+        std::size_t at[ahead];
+        bool there[ahead];
+#pragma unroll
+        for (unsigned k = 0; k < ahead; ++k) {
+            const unsigned c = first + 32 * k + threadIdx.x % 32;
+            there[k] = c < n;
+            loaded[k] = {c, 0};
+            if (there[k] && !all) { loaded[k] = candidates[c]; }
+            at[k] = row.element(tile, loaded[k].place);
+            there[k] = there[k] && at[k] < row.size;
+            if (there[k] && all) { loaded[k].value = x(row.offset + at[k]); }
+        }
+#pragma unroll
+        for (unsigned k = 0; k < ahead; ++k) {
+            if (first + 32 * k < n) { use(at[k], loaded[k].value, magnitude(loaded[k].value), there[k]); }
+        }
     }
 }
 
@@ -47,77 +64,52 @@ __global__ void __launch_bounds__(selection_threads)
     const unsigned tile = (blockIdx.x * selection_threads + threadIdx.x) / 32;
     if (tile >= batch.blocks()) { return; }
     const unsigned r = batch.row_of(tile);
-    tile_state& state = scratch.tiles[tile];
     const search_state search = scratch.search[r];
     unsigned larger = 0, equal = 0;
-    for_each_of_tile<exact>(batch.rows[r], search, state, scratch, x, tile - batch.first_block[r],
+    for_each_of_tile<exact>(batch.rows[r], search, scratch.tiles[tile], scratch, x, tile - batch.first_block[r],
                             [&](std::size_t, float, std::uint32_t m, bool there) {
                                 larger += there && m >> shift > search.grade ? 1 : 0;
                                 equal += there && m >> shift == search.grade ? 1 : 0;
                             });
     larger = warp_sum(larger);
     equal = warp_sum(equal);
-    if (threadIdx.x % 32 == 0) {
-        state.larger_here = larger;
-        state.equal_here = equal;
-    }
+    if (threadIdx.x % 32 == 0) { scratch.here[tile] = {larger, equal}; }
 }
 
-struct selected_counts {
-    count_type larger;
-    count_type equal;
-    friend __device__ selected_counts operator+(selected_counts a, selected_counts b) {
-        return {a.larger + b.larger, a.equal + b.equal};
-    }
-};
-
-// Sums what tiles send; ends the wire behind its entries.
+// Sums what tiles send, and says in the header how many entries that are.
 template <class Row>
 __global__ void __launch_bounds__(whole_block)
     sum_tiles(const __grid_constant__ segment_batch<Row> batch, encode_scratch scratch, std::byte* wires) {
     using scan = cub::BlockScan<selected_counts, whole_block, cub::BLOCK_SCAN_WARP_SCANS>;
     __shared__ typename scan::TempStorage storage;
-    const encode_row& row = batch.rows[blockIdx.x];
-    tile_state* const tiles = scratch.tiles + batch.first_block[blockIdx.x];
-    const unsigned count = batch.first_block[blockIdx.x + 1] - batch.first_block[blockIdx.x];
+    const Row& row = batch.rows[blockIdx.x];
+    const unsigned begin = batch.first_block[blockIdx.x];
+    const unsigned end = batch.first_block[blockIdx.x + 1];
     selected_counts total{0, 0};
     constexpr unsigned each = 4;
-    for (unsigned first = 0; first < count; first += whole_block * each) {
+    for (unsigned first = begin; first < end; first += whole_block * each) {
         selected_counts own[each];
         const unsigned at = first + threadIdx.x * each;
 #pragma unroll
         for (unsigned k = 0; k < each; ++k) {
-            own[k] = {0, 0};
-            if (at + k < count) { own[k] = {tiles[at + k].larger_here, tiles[at + k].equal_here}; }
+            tile_counts here{0, 0};
+            if (at + k < end) { here = scratch.here[at + k]; }
+            own[k] = {here.larger, here.equal};
         }
         selected_counts sum{0, 0};
         scan(storage).ExclusiveScan(
             own, own, selected_counts{0, 0}, [](selected_counts a, selected_counts b) { return a + b; }, sum);
 #pragma unroll
         for (unsigned k = 0; k < each; ++k) {
-            if (at + k < count) {
-                tiles[at + k].larger = total.larger + own[k].larger;
-                tiles[at + k].equal = total.equal + own[k].equal;
-            }
+            if (at + k < end) { scratch.before[at + k] = total + own[k]; }
         }
         total = total + sum;
         __syncthreads();
     }
-    const count_type quota = scratch.search[blockIdx.x].wanted;
-    const count_type entries = total.larger + (total.equal < quota ? total.equal : quota);
-    const sparse_format f = row.format;
-    auto* const wire = reinterpret_cast<std::uint32_t*>(wires + row.wire);
-    if (f.counted && threadIdx.x < 4) {
-        wire[threadIdx.x] = threadIdx.x == 0   ? static_cast<std::uint32_t>(entries)
-                            : threadIdx.x == 1 ? static_cast<std::uint32_t>(entries >> 32)
-                                               : 0;
-    }
-    const std::size_t width = f.wide ? 2 : 1;
-    for (std::size_t i = f.indices_at() / 4 + entries * width + threadIdx.x; i < f.values_at() / 4; i += whole_block) {
-        wire[i] = 0;
-    }
-    for (std::size_t i = f.values_at() / 4 + entries + threadIdx.x; i < f.bytes() / 4; i += whole_block) {
-        wire[i] = 0;
+    if (row.format.counted && threadIdx.x == 0) {
+        const count_type quota = scratch.search[blockIdx.x].wanted;
+        const std::uint64_t entries = total.larger + (total.equal < quota ? total.equal : quota);
+        store(wires + row.wire, entries);
     }
 }
 
@@ -127,32 +119,32 @@ __global__ void __launch_bounds__(selection_threads)
                   std::byte* wires) {
     const unsigned tile = (blockIdx.x * selection_threads + threadIdx.x) / 32;
     if (tile >= batch.blocks()) { return; }
+    const tile_counts here = scratch.here[tile];
+    if (here.larger + here.equal == 0) { return; }  // what is not finite is always one of them
     const unsigned r = batch.row_of(tile);
     const encode_row& row = batch.rows[r];
-    const tile_state& state = scratch.tiles[tile];
     const search_state search = scratch.search[r];
-    if (state.larger_here + state.equal_here == 0) { return; }  // what is not finite is always one of them
     const unsigned earlier = (1u << threadIdx.x % 32) - 1;
-    count_type larger = state.larger, equal = state.equal;
-    for_each_of_tile<exact>(row, search, state, scratch, x, tile - batch.first_block[r],
+    selected_counts before = scratch.before[tile];
+    for_each_of_tile<exact>(row, search, scratch.tiles[tile], scratch, x, tile - batch.first_block[r],
                             [&](std::size_t i, float value, std::uint32_t m, bool there) {
                                 const bool is_larger = there && m >> shift > search.grade;
                                 const bool is_equal = there && m >> shift == search.grade;
                                 const unsigned larger_ones = __ballot_sync(0xffffffffu, is_larger);
                                 const unsigned equal_ones = __ballot_sync(0xffffffffu, is_equal);
-                                const count_type equal_before = equal + __popc(equal_ones & earlier);
+                                const count_type equal_before = before.equal + __popc(equal_ones & earlier);
                                 const bool sent = is_larger || (is_equal && equal_before < search.wanted);
                                 if (sent) {
                                     const count_type entry =
-                                        larger + __popc(larger_ones & earlier) +
+                                        before.larger + __popc(larger_ones & earlier) +
                                         (equal_before < search.wanted ? equal_before : search.wanted);
                                     row.format.put(wires + row.wire, entry, i, sent_value(value));
                                 }
                                 if (x.owed != nullptr && (sent || (there && m == infinite_magnitude))) {
                                     x.owed[row.offset + i] = 0;
                                 }
-                                larger += __popc(larger_ones);
-                                equal += __popc(equal_ones);
+                                before.larger += __popc(larger_ones);
+                                before.equal += __popc(equal_ones);
                             });
 }
 
@@ -168,6 +160,10 @@ void launch(const cuda_queue& q, const sparse_encode_operation<C, T, device_memo
     constexpr std::size_t aligned = std::min<std::size_t>(16, 4 * sizeof(T));
     const bool packed =
         reinterpret_cast<std::uintptr_t>(x.in) % aligned == 0 && reinterpret_cast<std::uintptr_t>(x.owed) % 16 == 0;
+    if (!op.wire.empty()) {
+        const tutti::detail::on_device scope(q.device());
+        tutti::detail::check_cuda(cudaMemsetAsync(op.wire.data(), 0, op.wire.size(), q.stream()), "cudaMemsetAsync");
+    }
     std::size_t candidates = 0;
     const auto describe = [&](segment_batch<encode_row>& batch, const segment& s, std::size_t wire) {
         if (batch.count == 0) { candidates = 0; }
@@ -187,9 +183,12 @@ void launch(const cuda_queue& q, const sparse_encode_operation<C, T, device_memo
         [&](const segment_batch<encode_row>& tiles) {
             const buffer<search_state, cuda_queue> search(q, tiles.count);
             const buffer<count_type, cuda_queue> bins(q, tiles.count * most_bins);
-            const buffer<tile_state, cuda_queue> states(q, tiles.blocks());
             const buffer<candidate, cuda_queue> found(q, candidates);
-            const encode_scratch scratch{search.data(), bins.data(), states.data(), found.data()};
+            const buffer<tile_candidates, cuda_queue> of_tiles(q, tiles.blocks());
+            const buffer<tile_counts, cuda_queue> here(q, tiles.blocks());
+            const buffer<selected_counts, cuda_queue> before(q, tiles.blocks());
+            const encode_scratch scratch{search.data(),   bins.data(), found.data(),
+                                         of_tiles.data(), here.data(), before.data()};
             tutti::detail::check_cuda(cudaMemsetAsync(bins.data(), 0, bins.size_bytes(), q.stream()),
                                       "cudaMemsetAsync");
             // Digits are counted by as many blocks as the largest card holds at once, or fewer.
@@ -198,8 +197,8 @@ void launch(const cuda_queue& q, const sparse_encode_operation<C, T, device_memo
                 counting.add(tiles.rows[r], std::min(tiles.first_block[r + 1] - tiles.first_block[r], 1024u));
             }
             start_blocks(q, C::name, take_sample<exact, T>, tiles.count, whole_block, tiles, x, scratch);
-            start_blocks(q, C::name, packed ? collect<true, T> : collect<false, T>, tiles.blocks(), selection_threads,
-                         tiles, x, scratch);
+            start_blocks(q, C::name, x.owed != nullptr ? collect<true, T> : collect<false, T>, tiles.blocks(),
+                         selection_threads, tiles, x, scratch, packed);
             start_blocks(q, C::name, count_digit<exact, 0, T>, counting.blocks(), selection_threads, counting, x,
                          scratch);
             start_blocks(q, C::name, settle_digit<0, !exact>, tiles.count, whole_block, tiles, scratch);

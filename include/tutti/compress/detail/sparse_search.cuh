@@ -22,6 +22,8 @@ using count_type = unsigned long long;  // of atomicAdd
 
 inline constexpr unsigned tile_size = 8192;  // elements of which a block collects
 inline constexpr unsigned selection_threads = 256;
+inline constexpr unsigned tile_rounds = tile_size / selection_threads / 4;
+inline constexpr unsigned digits_shift = digits[0].shift;
 inline constexpr unsigned whole_block = 1024;  // threads of kernels with a block a segment
 
 struct encode_row {
@@ -49,24 +51,33 @@ struct search_state {
     std::uint32_t grade;
     std::uint32_t lowest;  // grade of the first digit from which on candidates are collected
 };
-struct tile_state {
-    count_type candidates;  // where they begin
-    count_type larger;      // before this tile
-    count_type equal;
-    unsigned found;
-    unsigned larger_here;
-    unsigned equal_here;
+struct tile_candidates {
+    count_type first;
+    unsigned count;
 };
-struct candidate {
-    unsigned place;  // in its tile
+struct tile_counts {
+    unsigned larger;  // than the last grade
+    unsigned equal;
+};
+struct alignas(8) candidate {  // one word
+    unsigned place;            // in its tile
     float value;
+};
+struct selected_counts {
+    count_type larger;
+    count_type equal;
+    friend __device__ selected_counts operator+(selected_counts a, selected_counts b) {
+        return {a.larger + b.larger, a.equal + b.equal};
+    }
 };
 
 struct encode_scratch {
     search_state* search;
     count_type* bins;  // of each segment: most_bins
-    tile_state* tiles;
     candidate* candidates;
+    tile_candidates* tiles;
+    tile_counts* here;
+    selected_counts* before;
 };
 
 template <class T> struct device_elements {
@@ -78,11 +89,6 @@ template <class T> struct device_elements {
     }
     [[nodiscard]] __device__ float operator()(std::size_t i) const { return owed == nullptr ? formed(in[i]) : owed[i]; }
 };
-
-[[nodiscard]] __device__ inline unsigned warp_sum(unsigned x) {
-    for (int distance = 16; distance > 0; distance /= 2) { x += __shfl_xor_sync(0xffffffffu, x, distance); }
-    return x;
-}
 
 template <bool exact> [[nodiscard]] __device__ bool all_are_candidates(const encode_row& row, const search_state& s) {
     return row.room == 0 || s.found > row.room || (exact && s.found < row.wanted);
@@ -138,7 +144,7 @@ __global__ void __launch_bounds__(whole_block)
     if (threadIdx.x == 0) { scratch.search[blockIdx.x] = {0, row.wanted, 0, lowest}; }
 }
 
-template <class T, class To> __device__ inline void load_four(const T* from, To (&to)[4]) {
+template <class T> __device__ inline void load_four(const T* from, T (&to)[4]) {
     constexpr unsigned width = sizeof(T) <= 4 ? 4 : 2;
 #pragma unroll
     for (unsigned k = 0; k < 4; k += width) {
@@ -149,71 +155,103 @@ template <class T, class To> __device__ inline void load_four(const T* from, To 
     }
 }
 
+// A thread's part of a tile, formed: rounds of four neighbors. Eight loads come before the first use.
+template <bool feedback, class T>
+__device__ inline void form_whole(const device_elements<T>& x, std::size_t at, float (&value)[tile_rounds][4]) {
+    constexpr unsigned ahead = feedback ? tile_rounds / 2 : tile_rounds;
+#pragma unroll
+    for (unsigned first = 0; first < tile_rounds; first += ahead) {
+        T in[ahead][4];
+        float owed[ahead][4];
+#pragma unroll
+        for (unsigned k = 0; k < ahead; ++k) {
+            load_four(x.in + at + (first + k) * 128, in[k]);
+            if constexpr (feedback) { load_four<float>(x.owed + at + (first + k) * 128, owed[k]); }
+        }
+#pragma unroll
+        for (unsigned k = 0; k < ahead; ++k) {
+            tutti::detail::pack<float, 4> p;
+#pragma unroll
+            for (unsigned j = 0; j < 4; ++j) {
+                if constexpr (feedback) {
+                    p.of[j] = formed(in[k][j], owed[k][j]);
+                } else {
+                    p.of[j] = formed(in[k][j]);
+                }
+                value[first + k][j] = p.of[j];
+            }
+            if constexpr (feedback) { p.store(x.owed + at + (first + k) * 128); }
+        }
+    }
+}
+
+// Sum of the four bytes.
+[[nodiscard]] __device__ inline unsigned sum_of_bytes(unsigned x) {
+    const unsigned pairs = (x & 0x00ff00ffu) + ((x >> 8) & 0x00ff00ffu);
+    return (pairs & 0xffffu) + (pairs >> 16);
+}
+
 // Forms x, and collects candidates: those of a tile together and in order, the tiles in any.
-template <bool packed, class T>
-__global__ void __launch_bounds__(selection_threads)
-    collect(const __grid_constant__ segment_batch<encode_row> batch, device_elements<T> x, encode_scratch scratch) {
+template <bool feedback, class T>
+__global__ void __launch_bounds__(selection_threads, 3)
+    collect(const __grid_constant__ segment_batch<encode_row> batch, device_elements<T> x, encode_scratch scratch,
+            bool packed) {
     constexpr unsigned warps = selection_threads / 32;
-    constexpr unsigned rounds = tile_size / selection_threads / 4;
     __shared__ unsigned found_by[warps];
     __shared__ count_type begin;
     const unsigned r = batch.row_of(blockIdx.x);
     const encode_row& row = batch.rows[r];
-    if (row.room == 0 && x.owed == nullptr) { return; }
+    if (row.room == 0 && !feedback) { return; }
     const std::size_t tile = blockIdx.x - batch.first_block[r];
     const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const unsigned place = warp * (rounds * 128) + lane * 4;
+    const unsigned place = warp * (tile_rounds * 128) + lane * 4;
+    const std::size_t first = row.element(tile, place);
+    const std::uint32_t low = scratch.search[r].lowest << digits_shift;
 
-    float value[rounds][4];
+    float value[tile_rounds][4];
+    const bool inside = tile * tile_size >= row.lead && (tile + 1) * tile_size <= row.size + row.lead;
+    if (packed && inside) {
+        form_whole<feedback>(x, row.offset + first, value);
+    } else {
 #pragma unroll
-    for (unsigned k = 0; k < rounds; ++k) {
-        const std::size_t i = row.element(tile, place + k * 128);
-        if (packed && i < row.size && row.size - i >= 4) {
-            T in[4];
-            load_four(x.in + row.offset + i, in);
-            if (x.owed == nullptr) {
+        for (unsigned k = 0; k < tile_rounds; ++k) {
 #pragma unroll
-                for (unsigned j = 0; j < 4; ++j) { value[k][j] = formed(in[j]); }
-            } else {
-                float owed[4];
-                load_four(x.owed + row.offset + i, owed);
-#pragma unroll
-                for (unsigned j = 0; j < 4; ++j) { value[k][j] = formed(in[j], owed[j]); }
-            }
-        } else {
-#pragma unroll
-            for (unsigned j = 0; j < 4; ++j) { value[k][j] = i + j < row.size ? x.unformed(row.offset + i + j) : 0; }
-        }
-    }
-    if (x.owed != nullptr) {
-#pragma unroll
-        for (unsigned k = 0; k < rounds; ++k) {
-            const std::size_t i = row.element(tile, place + k * 128);
-            if (packed && i < row.size && row.size - i >= 4) {
-                tutti::detail::pack<float, 4> p;
-#pragma unroll
-                for (unsigned j = 0; j < 4; ++j) { p.of[j] = value[k][j]; }
-                p.store(x.owed + row.offset + i);
-            } else {
-#pragma unroll
-                for (unsigned j = 0; j < 4; ++j) {
-                    if (i + j < row.size) { x.owed[row.offset + i + j] = value[k][j]; }
-                }
+            for (unsigned j = 0; j < 4; ++j) {
+                const std::size_t i = first + k * 128 + j;
+                value[k][j] = i < row.size ? x.unformed(row.offset + i) : 0;
+                if (feedback && i < row.size) { x.owed[row.offset + i] = value[k][j]; }
             }
         }
     }
     if (row.room == 0) { return; }
 
-    // Zeros outside of the segment are below every bound.
-    const std::uint32_t low = scratch.search[r].lowest << digits[0].shift;
+    // No bound is above what is not finite, nor as low as the zeros outside of the segment.
     unsigned hits = 0;
 #pragma unroll
-    for (unsigned k = 0; k < rounds; ++k) {
+    for (unsigned k = 0; k < tile_rounds; ++k) {
 #pragma unroll
-        for (unsigned j = 0; j < 4; ++j) { hits |= (magnitude(value[k][j]) >= low ? 1u : 0u) << (4 * k + j); }
+        for (unsigned j = 0; j < 4; ++j) {
+            hits |= (__builtin_bit_cast(std::uint32_t, value[k][j]) & 0x7fffffffu) >= low ? 1u << (4 * k + j) : 0u;
+        }
     }
-    const unsigned own = warp_sum(static_cast<unsigned>(__popc(hits)));
-    if (lane == 0) { found_by[warp] = own; }
+    // How many each round has, in the bytes of two words, and how many the lanes before have of them.
+    static_assert(tile_rounds == 8);
+    const unsigned pairs = hits - ((hits >> 1) & 0x55555555u);
+    const unsigned fours = (pairs & 0x33333333u) + ((pairs >> 2) & 0x33333333u);
+    unsigned in_rounds[2] = {fours & 0x0f0f0f0fu, (fours >> 4) & 0x0f0f0f0fu};  // 0, 2, 4, 6 and 1, 3, 5, 7
+    unsigned before_in[2], all_in[2];
+#pragma unroll
+    for (unsigned w = 0; w < 2; ++w) {
+        unsigned sum = in_rounds[w];
+#pragma unroll
+        for (unsigned distance = 1; distance < 32; distance *= 2) {
+            const unsigned other = __shfl_up_sync(0xffffffffu, sum, distance);
+            if (lane >= distance) { sum += other; }
+        }
+        all_in[w] = __shfl_sync(0xffffffffu, sum, 31);
+        before_in[w] = sum - in_rounds[w];
+    }
+    if (lane == 0) { found_by[warp] = sum_of_bytes(all_in[0]) + sum_of_bytes(all_in[1]); }
     __syncthreads();
     unsigned before = 0, found = 0;
 #pragma unroll
@@ -223,27 +261,19 @@ __global__ void __launch_bounds__(selection_threads)
     }
     if (threadIdx.x == 0) {
         begin = atomicAdd(&scratch.search[r].found, static_cast<count_type>(found));
-        tile_state& state = scratch.tiles[blockIdx.x];
-        state.candidates = begin;
-        state.found = found;
+        scratch.tiles[blockIdx.x] = {begin, found};
     }
     __syncthreads();
     if (begin + found > row.room) { return; }
     candidate* to = scratch.candidates + row.candidates + begin + before;
-    const unsigned earlier = (1u << lane) - 1;
 #pragma unroll
-    for (unsigned k = 0; k < rounds; ++k) {
-        const unsigned mine = (hits >> (4 * k)) & 15u;
-        const auto count = static_cast<unsigned>(__popc(mine));
-        const unsigned ones = __ballot_sync(0xffffffffu, (count & 1u) != 0);
-        const unsigned twos = __ballot_sync(0xffffffffu, (count & 2u) != 0);
-        const unsigned fours = __ballot_sync(0xffffffffu, (count & 4u) != 0);
-        candidate* next = to + __popc(ones & earlier) + 2 * __popc(twos & earlier) + 4 * __popc(fours & earlier);
+    for (unsigned k = 0; k < tile_rounds; ++k) {
+        candidate* next = to + ((before_in[k % 2] >> (8 * (k / 2))) & 255u);
 #pragma unroll
         for (unsigned j = 0; j < 4; ++j) {
-            if ((mine >> j & 1u) != 0) { *next++ = {place + k * 128 + j, value[k][j]}; }
+            if ((hits >> (4 * k + j) & 1u) != 0) { *next++ = {place + k * 128 + j, value[k][j]}; }
         }
-        to += __popc(ones) + 2 * __popc(twos) + 4 * __popc(fours);
+        to += (all_in[k % 2] >> (8 * (k / 2))) & 255u;
     }
 }
 
