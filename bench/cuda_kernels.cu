@@ -237,6 +237,8 @@ void rows_of_compressors(table& t, std::size_t n) {
     }
     rows_of_scheme<float>(t, "quantize 4 nearest", quantize(512, rounding::nearest), 4, n);
     rows_of_scheme<bfloat16>(t, "quantize 4", quantize(), 4, n);
+    rows_of_scheme<bfloat16>(t, "quantize 8", quantize(), 8, n);
+    rows_of_scheme<float16>(t, "quantize 4", quantize(), 4, n);
     rows_of_scheme<float>(t, "qsgd 4", qsgd<compress::norm::max>(), 4, n);
     rows_of_scheme<float>(t, "sign", sign(), 1, n);
     rows_of_scheme<float>(t, "ternary", ternary(), 2, n);

@@ -2,10 +2,9 @@
 // Needs core/cuda_run, compress/buckets and nvcc.
 #pragma once
 
-#include <algorithm>    // min
-#include <bit>          // bit_ceil
-#include <cstddef>      // size_t
-#include <type_traits>  // decay_t
+#include <algorithm>  // min
+#include <bit>        // bit_ceil
+#include <cstddef>    // size_t
 
 #include <tutti/compress/buckets.hpp>                // schemes
 #include <tutti/compress/detail/bucket_kernels.cuh>  // kernels
@@ -15,27 +14,28 @@ namespace tutti::compress {
 
 namespace detail {
 
-/// Threads of one bucket, a power of two up to a warp; each has up to `each` chunks, `threads` chunks apart. Ordered sums
-/// want 32 threads before a second chunk, to add up as on the host; otherwise four chunks share what a thread does once.
+/// Threads that encode one bucket, a power of two up to a warp; each has up to `each` chunks, `threads` chunks apart.
+/// Ordered sums want 32 threads before a second chunk, to add up as on the host; otherwise the chunks of 64 bytes of
+/// elements share what a thread does once.
 struct bucket_shares {
     unsigned threads, each;
-    bucket_shares(std::size_t bucket, bool ordered) {
+    bucket_shares(std::size_t bucket, bool ordered, std::size_t element_bytes) {
         const auto chunks = static_cast<unsigned>(bucket / chunk);
-        if (ordered) {
-            each = chunks <= 32 ? 1 : chunks <= 64 ? 2 : 4;
-            threads = std::min(std::bit_ceil(chunks), 32u);
-        } else {
-            each = chunks < 16 ? 1 : 4;
-            threads = std::bit_ceil((chunks + each - 1) / each);
-        }
+        const unsigned least = ordered || chunks < 16 ? 1 : element_bytes == 2 ? 4 : element_bytes == 4 ? 2 : 1;
+        each = std::max(least, chunks <= 32 ? 1u : chunks <= 64 ? 2u : 4u);
+        threads = std::bit_ceil((chunks + each - 1) / each);
     }
 };
 template <class C> inline constexpr bool ordered_sums = false;
 template <class... Fold> inline constexpr bool ordered_sums<folds<Fold...>> = (... || Fold::ordered);
 
-// Calls begin(table, shares) for the segments that have elements, as many at once as a table holds.
+/// Threads that decode one bucket.
+inline unsigned decoding_threads(std::size_t bucket) {
+    return std::bit_ceil(static_cast<unsigned>((bucket + decoded_each - 1) / decoded_each));
+}
+
+// Calls begin(table) for the segments that have elements, as many at once as a table holds.
 template <std::size_t capacity, class C, class Begin> void for_tables(const C& x, layout all, Begin begin) {
-    const bucket_shares shares(x.granularity(), ordered_sums<typename C::folds>);
     segment_table<capacity> table;
     table.buckets = 0;
     table.count = 0;
@@ -49,12 +49,12 @@ template <std::size_t capacity, class C, class Begin> void for_tables(const C& x
         }
         wire += shape.bytes;
         if (table.count == capacity) {
-            begin(table, shares);
+            begin(table);
             table.buckets = 0;
             table.count = 0;
         }
     }
-    if (table.count != 0) { begin(table, shares); }
+    if (table.count != 0) { begin(table); }
 }
 template <class C, class Begin> void for_tables(const C& x, layout all, Begin begin) {
     if (all.size() <= few_segments) {
@@ -64,50 +64,42 @@ template <class C, class Begin> void for_tables(const C& x, layout all, Begin be
     }
 }
 
-template <unsigned each> struct chunks_each {};
-// Calls begin(chunks_each<n>()) for the number of chunks that a thread has.
-template <class C, class Begin> void for_shares(const bucket_shares& shares, Begin begin) {
-    if (shares.each == 1) { return begin(chunks_each<1>()); }
-    if constexpr (ordered_sums<typename C::folds>) {
-        if (shares.each == 2) { return begin(chunks_each<2>()); }
-    }
-    begin(chunks_each<4>());
-}
-
 }  // namespace detail
 
 /// Determinism  the host's bytes and bits.
 /// Cost         one launch for up to 16 segments, one for every 560 beyond; each element is read once. Elements go in
 ///              packs of 16 bytes where a segment begins at 16 bytes. No host synchronization.
 template <class C, class T> void launch(const cuda_queue& q, const encode_buckets<C, T, device_memory>& op) {
-    detail::for_tables(op.scheme, op.all, [&](const auto& table, const detail::bucket_shares& shares) {
-        const detail::keyed_stream stream(op.key.stream(0, C::purpose));
-        detail::for_shares<C>(shares, [&]<unsigned each>(detail::chunks_each<each>) {
-            tutti::detail::start(
-                q, op.name,
-                detail::encode_kernel<each, encode_buckets<C, T, device_memory>, std::decay_t<decltype(table)>>,
-                table.buckets * shares.threads, detail::bucket_threads, op, table, stream, shares.threads);
-        });
+    using operation = encode_buckets<C, T, device_memory>;
+    const detail::bucket_shares shares(op.scheme.granularity(), detail::ordered_sums<typename C::folds>, sizeof(T));
+    const detail::keyed_stream stream(op.key.stream(0, C::purpose));
+    detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
+        const auto begin = [&](auto without, auto with) {
+            tutti::detail::start(q, op.name, op.residual.empty() ? without : with, table.buckets * shares.threads,
+                                 detail::bucket_threads, op, table, stream, shares.threads);
+        };
+        using detail::encode_kernel;
+        switch (shares.each) {
+        case 1: return begin(encode_kernel<1, false, operation, Table>, encode_kernel<1, true, operation, Table>);
+        case 2: return begin(encode_kernel<2, false, operation, Table>, encode_kernel<2, true, operation, Table>);
+        default: return begin(encode_kernel<4, false, operation, Table>, encode_kernel<4, true, operation, Table>);
+        }
     });
 }
 template <class C, class T> void launch(const cuda_queue& q, const decode_buckets<C, T, device_memory>& op) {
-    detail::for_tables(op.scheme, op.all, [&](const auto& table, const detail::bucket_shares& shares) {
-        detail::for_shares<C>(shares, [&]<unsigned each>(detail::chunks_each<each>) {
-            tutti::detail::start(
-                q, op.name,
-                detail::decode_kernel<each, decode_buckets<C, T, device_memory>, std::decay_t<decltype(table)>>,
-                table.buckets * shares.threads, detail::bucket_threads, op, table, shares.threads);
-        });
+    const unsigned threads = detail::decoding_threads(op.scheme.granularity());
+    detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
+        tutti::detail::start(q, op.name, detail::decode_kernel<decode_buckets<C, T, device_memory>, Table>,
+                             table.buckets * threads, detail::bucket_threads, op, table, threads);
     });
 }
 template <class C> void launch(const cuda_queue& q, const add_buckets<C, device_memory>& op) {
     if (op.count == 0) { return; }
-    detail::for_tables(op.scheme, op.all, [&](const auto& table, const detail::bucket_shares& shares) {
-        detail::for_shares<C>(shares, [&]<unsigned each>(detail::chunks_each<each>) {
-            tutti::detail::start(q, op.name,
-                                 detail::add_kernel<each, add_buckets<C, device_memory>, std::decay_t<decltype(table)>>,
-                                 table.buckets * shares.threads, detail::bucket_threads, op, table, shares.threads);
-        });
+    const unsigned threads = detail::decoding_threads(op.scheme.granularity());
+    const std::size_t stride = op.wires.size() / op.count;
+    detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
+        tutti::detail::start(q, op.name, detail::add_kernel<add_buckets<C, device_memory>, Table>,
+                             table.buckets * threads, detail::bucket_threads, op, table, stride, threads);
     });
 }
 

@@ -3,9 +3,12 @@
 // is uploaded, so a call can be captured in a graph and nothing has to outlive it.
 #pragma once
 
-#include <cmath>    // fabs
-#include <cstddef>  // size_t, byte
-#include <cstdint>  // codes
+#include <array>        // draws
+#include <cmath>        // fabs
+#include <cstddef>      // size_t, byte
+#include <cstdint>      // codes
+#include <type_traits>  // remove_cvref_t
+#include <utility>      // declval
 
 #include <tutti/compress/detail/bucket_operations.hpp>  // operations
 #include <tutti/core/cuda_run.cuh>                      // pack
@@ -59,19 +62,14 @@ __device__ inline bucket_place place_of(const segment_table<capacity>& t, std::s
     return p;
 }
 
-// The first of this thread's codes.
-template <class Byte> __device__ inline Byte* codes_of(Byte* wire, const bucket_place& p) {
-    return wire + p.s.codes + (p.first / chunk + p.lane) * p.s.bits;
-}
-
 template <class T> __device__ inline bool packs_at(const T* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
-// Elements of a chunk of which `count` exist; others are zero.
-template <bool whole, class T>
-__device__ inline void load_chunk(const T* from, int count, bool aligned, T (&to)[chunk]) {
-    constexpr unsigned width = 16 / sizeof(T);
-    if (whole || (aligned && count >= static_cast<int>(chunk))) {
+// Neighbors of which `count` exist; others are zero. `aligned`: the first is at 16 bytes. `whole`: it is, and all exist.
+template <bool whole, class T, std::size_t n>
+__device__ inline void load_some(const T* from, int count, bool aligned, T (&to)[n]) {
+    constexpr unsigned width = 16 / sizeof(T) < n ? 16 / sizeof(T) : n;
+    if (whole || (aligned && count >= static_cast<int>(n))) {
 #pragma unroll
-        for (unsigned at = 0; at < chunk; at += width) {
+        for (unsigned at = 0; at < n; at += width) {
             tutti::detail::pack<T, width> some;
             some.load(from + at);
 #pragma unroll
@@ -79,15 +77,15 @@ __device__ inline void load_chunk(const T* from, int count, bool aligned, T (&to
         }
     } else {
 #pragma unroll
-        for (int j = 0; j < static_cast<int>(chunk); ++j) { to[j] = j < count ? from[j] : T{}; }
+        for (int j = 0; j < static_cast<int>(n); ++j) { to[j] = j < count ? from[j] : T{}; }
     }
 }
-template <bool whole, class T>
-__device__ inline void store_chunk(T* to, int count, bool aligned, const T (&from)[chunk]) {
-    constexpr unsigned width = 16 / sizeof(T);
-    if (whole || (aligned && count >= static_cast<int>(chunk))) {
+template <bool whole, class T, std::size_t n>
+__device__ inline void store_some(T* to, int count, bool aligned, const T (&from)[n]) {
+    constexpr unsigned width = 16 / sizeof(T) < n ? 16 / sizeof(T) : n;
+    if (whole || (aligned && count >= static_cast<int>(n))) {
 #pragma unroll
-        for (unsigned at = 0; at < chunk; at += width) {
+        for (unsigned at = 0; at < n; at += width) {
             tutti::detail::pack<T, width> some;
 #pragma unroll
             for (unsigned j = 0; j < width; ++j) { some.of[j] = from[at + j]; }
@@ -95,22 +93,12 @@ __device__ inline void store_chunk(T* to, int count, bool aligned, const T (&fro
         }
     } else {
 #pragma unroll
-        for (int j = 0; j < static_cast<int>(chunk); ++j) {
+        for (int j = 0; j < static_cast<int>(n); ++j) {
             if (j < count) { to[j] = from[j]; }
         }
     }
 }
-// The `bits` bytes of a chunk's codes. Codes begin at 16 bytes: a chunk of a power of two of bytes is aligned to it.
-__device__ inline std::uint64_t load_codes(const std::byte* from, unsigned bits) {
-    if (bits == 4) { return *reinterpret_cast<const std::uint32_t*>(from); }
-    if (bits == 8) { return *reinterpret_cast<const std::uint64_t*>(from); }
-    if (bits == 2) { return *reinterpret_cast<const std::uint16_t*>(from); }
-    std::uint64_t number = 0;
-    for (unsigned i = 0; i < bits; ++i) {
-        number |= static_cast<std::uint64_t>(*reinterpret_cast<const std::uint8_t*>(from + i)) << (8 * i);
-    }
-    return number;
-}
+// Writes the `bits` bytes of a chunk. Codes begin at 16 bytes: a chunk of a power of two of bytes is aligned to it.
 __device__ inline void store_codes(std::byte* to, unsigned bits, std::uint64_t number) {
     if (bits == 4) {
         *reinterpret_cast<std::uint32_t*>(to) = static_cast<std::uint32_t>(number);
@@ -118,6 +106,8 @@ __device__ inline void store_codes(std::byte* to, unsigned bits, std::uint64_t n
         *reinterpret_cast<std::uint64_t*>(to) = number;
     } else if (bits == 2) {
         *reinterpret_cast<std::uint16_t*>(to) = static_cast<std::uint16_t>(number);
+    } else if (bits == 1) {
+        *reinterpret_cast<std::uint8_t*>(to) = static_cast<std::uint8_t>(number);
     } else {
         for (unsigned i = 0; i < bits; ++i) {
             *reinterpret_cast<std::uint8_t*>(to + i) = static_cast<std::uint8_t>(number >> (8 * i));
@@ -143,8 +133,10 @@ __device__ inline typename Fold::type folded_by_group(const R (&x)[each][chunk],
 #pragma unroll
         for (unsigned j = 0; j < d; ++j) { partial[j] = Fold::combine(partial[j], partial[j + d]); }
     }
-    for (unsigned d = threads / 2; d > 0; d /= 2) {
-        partial[0] = Fold::combine(partial[0], __shfl_xor_sync(0xffffffffu, partial[0], static_cast<int>(d)));
+#pragma unroll
+    for (unsigned d = 16; d > 0; d /= 2) {
+        const auto both = Fold::combine(partial[0], __shfl_xor_sync(0xffffffffu, partial[0], static_cast<int>(d)));
+        partial[0] = d < threads ? both : partial[0];
     }
     return partial[0];
 }
@@ -154,40 +146,48 @@ __device__ inline typename folds<Fold...>::results results_of(folds<Fold...>, co
     return typename folds<Fold...>::results(folded_by_group<Fold, whole, each>(x, p, threads)...);
 }
 
-template <bool whole, unsigned each, class O>
+template <bool whole, bool feedback, unsigned each, class O>
 __device__ inline void encode_place(const O& op, const bucket_place& p, const keyed_stream& stream, unsigned threads) {
     using real = typename O::real;
     using T = typename decltype(op.in)::value_type;
     using meta = typename decltype(op.scheme)::meta;
     const std::size_t at = p.s.offset + p.first;
     const T* const in = op.in.data() + at;
-    float* const left = op.residual.empty() ? nullptr : op.residual.data() + at;
+    float* const left = feedback ? op.residual.data() + at : nullptr;
     std::byte* const wire = op.wire.data();
     const bool in_packs = packs_at(in), left_packs = packs_at(left);
+    constexpr bool draws = std::remove_cvref_t<decltype(op.scheme)>::purpose != 0;
+    const auto index = [&](unsigned k) { return (p.lane + threads * k) * static_cast<unsigned>(chunk); };
+    const auto count = [&](unsigned k) { return p.n - static_cast<int>(index(k)); };
 
+    T loaded[each][chunk];
+    float kept[each][chunk];
+#pragma unroll
+    for (unsigned k = 0; k < each; ++k) {
+        load_some<whole>(in + index(k), count(k), in_packs, loaded[k]);
+        if constexpr (feedback) { load_some<whole>(left + index(k), count(k), left_packs, kept[k]); }
+    }
+    // Draws need no elements: they are made while those are on their way, also where nearest rounding leaves them unused
+    // (a branch would make the compiler wait for the elements first).
+    std::array<std::uint32_t, 4> drawn[each];
+    if constexpr (draws) {
+        const std::uint64_t first_block = (p.s.first + p.first) / chunk + p.lane;
+#pragma unroll
+        for (unsigned k = 0; k < each; ++k) { drawn[k] = stream.block(first_block + threads * k, p.s.tensor); }
+#pragma unroll
+        for (unsigned k = 0; k < each; ++k) {
+            for (std::uint32_t& word : drawn[k]) {
+                asm volatile("" : "+r"(word));
+            }  // here, and not where they are used
+        }
+    }
     real x[each][chunk];
-    {
-        T loaded[each][chunk];
-        float kept[each][chunk];
 #pragma unroll
-        for (unsigned k = 0; k < each; ++k) {
-            const unsigned i = (p.lane + threads * k) * chunk;
-            load_chunk<whole>(in + i, p.n - static_cast<int>(i), in_packs, loaded[k]);
-        }
-        if (left != nullptr) {
+    for (unsigned k = 0; k < each; ++k) {
 #pragma unroll
-            for (unsigned k = 0; k < each; ++k) {
-                const unsigned i = (p.lane + threads * k) * chunk;
-                load_chunk<whole>(left + i, p.n - static_cast<int>(i), left_packs, kept[k]);
-            }
-        }
-#pragma unroll
-        for (unsigned k = 0; k < each; ++k) {
-#pragma unroll
-            for (unsigned j = 0; j < chunk; ++j) {
-                x[k][j] = static_cast<real>(loaded[k][j]);
-                if (left != nullptr) { x[k][j] = (exact(x[k][j]) + exact(static_cast<real>(kept[k][j]))).value; }
-            }
+        for (unsigned j = 0; j < chunk; ++j) {
+            x[k][j] = static_cast<real>(loaded[k][j]);
+            if constexpr (feedback) { x[k][j] = (exact(x[k][j]) + exact(static_cast<real>(kept[k][j]))).value; }
         }
     }
     const auto measured = results_of<whole, each>(typename decltype(op.scheme)::folds(), x, p, threads);
@@ -195,47 +195,39 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
     const meta m = op.scheme.measured(measured, static_cast<std::size_t>(p.n), p.s.bits);
     if (p.lane == 0) { *reinterpret_cast<meta*>(wire + p.meta) = m; }
     const auto coder = op.scheme.coder(m, p.s.bits);
-    std::byte* const codes_at = codes_of(wire, p);
-    const std::uint64_t first_block = (p.s.first + p.first) / chunk + p.lane;
     const bool finite = coder.finite();
-    const bool draws = op.scheme.mode() == rounding::stochastic;
+    std::byte* const codes_at = wire + p.s.codes + (p.first / chunk + p.lane) * p.s.bits;
 #pragma unroll
     for (unsigned k = 0; k < each; ++k) {
-        const unsigned i = (p.lane + threads * k) * chunk;
-        const int count = p.n - static_cast<int>(i);
-        if (!whole && count <= 0) { continue; }
+        if (!whole && count(k) <= 0) { continue; }
         std::uint32_t codes[chunk] = {};
-        if (finite) {
-            if (draws) {
-                const auto block = stream.block(first_block + threads * k, p.s.tensor);
+        if (finite && draws && op.scheme.mode() == rounding::stochastic) {
 #pragma unroll
-                for (unsigned j = 0; j < chunk; ++j) {
-                    codes[j] = coder.code(static_cast<float>(x[k][j]), half_of(block, j));
-                }
-            } else {
-#pragma unroll
-                for (unsigned j = 0; j < chunk; ++j) { codes[j] = coder.code(static_cast<float>(x[k][j])); }
+            for (unsigned j = 0; j < chunk; ++j) {
+                codes[j] = coder.code(static_cast<float>(x[k][j]), half_of(drawn[k], j));
             }
-            if (!whole) {
+        } else if (finite) {
 #pragma unroll
-                for (int j = 0; j < static_cast<int>(chunk); ++j) { codes[j] = j < count ? codes[j] : 0; }
-            }
+            for (unsigned j = 0; j < chunk; ++j) { codes[j] = coder.code(static_cast<float>(x[k][j])); }
+        }
+        if constexpr (!whole) {
+#pragma unroll
+            for (int j = 0; j < static_cast<int>(chunk); ++j) { codes[j] = j < count(k) ? codes[j] : 0; }
         }
         store_codes(codes_at + threads * k * p.s.bits, p.s.bits, packed(codes, p.s.bits));
-        if (left != nullptr) {
+        if constexpr (feedback) {
             float rest[chunk];
-            if (finite) {
 #pragma unroll
-                for (unsigned j = 0; j < chunk; ++j) {
-                    const exact decoded(static_cast<real>(coder.value(codes[j])));
-                    rest[j] = static_cast<float>((exact(x[k][j]) - decoded).value);
-                }
-            } else {
-                load_chunk<whole>(left + i, count, left_packs, rest);
+            for (unsigned j = 0; j < chunk; ++j) {
+                const exact decoded(static_cast<real>(coder.value(codes[j])));
+                rest[j] = static_cast<float>((exact(x[k][j]) - decoded).value);
+            }
+            if (!finite) {
+                load_some<whole>(left + index(k), count(k), left_packs, rest);
 #pragma unroll
                 for (unsigned j = 0; j < chunk; ++j) { rest[j] = std::fabs(rest[j]) < infinite_from ? rest[j] : 0.0f; }
             }
-            store_chunk<whole>(left + i, count, left_packs, rest);
+            store_some<whole>(left + index(k), count(k), left_packs, rest);
         }
     }
     if (p.last) {  // the zeros that fill up the segment's wire
@@ -247,105 +239,125 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
     }
 }
 
-template <unsigned each, class O, class Table>
-__global__ void __launch_bounds__(bucket_threads)
+template <unsigned each, bool feedback, class O, class Table>
+__global__ void __launch_bounds__(bucket_threads, (each == 4 ? 3 : 4) - (feedback ? 1 : 0))
     encode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table,
                   const __grid_constant__ keyed_stream stream, unsigned threads) {
     const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
     const std::size_t at = p.s.offset + p.first;
     const bool full = p.n == static_cast<int>(threads * each * chunk) && packs_at(op.in.data() + at) &&
-                      (op.residual.empty() || packs_at(op.residual.data() + at));
+                      (!feedback || packs_at(op.residual.data() + at));
     // Together: threads of a warp exchange what they measured.
     if (__all_sync(0xffffffffu, full)) {
-        encode_place<true, each>(op, p, stream, threads);
+        encode_place<true, feedback, each>(op, p, stream, threads);
     } else {
-        encode_place<false, each>(op, p, stream, threads);
+        encode_place<false, feedback, each>(op, p, stream, threads);
     }
 }
 
-template <bool whole, unsigned each, class O>
+/// What decodes a bucket of a wire. Codes are read in fours, which have at most 32 bits: from the word that holds the
+/// first, and from the next if the last is there.
+template <class C> class bucket_decoder {
+    decltype(std::declval<C>().coder(typename C::meta(), 0u)) coder_;
+    const std::uint32_t* words_;
+    unsigned lead_, bits_;
+
+public:
+    __device__ bucket_decoder(const C& scheme, const std::byte* wire, const bucket_place& p)
+        : coder_(scheme.coder(*reinterpret_cast<const typename C::meta*>(wire + p.meta), p.s.bits)), bits_(p.s.bits) {
+        const std::size_t codes = p.s.codes + p.first / chunk * bits_;
+        words_ = reinterpret_cast<const std::uint32_t*>(wire + codes / 4 * 4);
+        lead_ = static_cast<unsigned>(codes % 4 * 8);
+    }
+    /// Codes i to i + 3 of the bucket, which begins at a chunk; i is a multiple of four.
+    [[nodiscard]] __device__ std::uint32_t four(unsigned i) const {
+        const unsigned at = lead_ + i * bits_;
+        std::uint64_t some = words_[at / 32];
+        if (at % 32 + 4 * bits_ > 32) { some |= std::uint64_t{words_[at / 32 + 1]} << 32; }
+        return static_cast<std::uint32_t>(some >> (at % 32));
+    }
+    [[nodiscard]] __device__ float value(std::uint32_t codes, unsigned j) const {
+        return coder_.value((codes >> (j * bits_)) & ((1u << bits_) - 1));
+    }
+};
+
+/// Elements that a thread decodes, in packs of which a warp writes neighbors: those of 16 bytes, of four at least.
+inline constexpr unsigned decoded_each = 16;
+template <class T> inline constexpr unsigned decoded_width = sizeof(T) == 2 ? 8 : 4;
+
+template <bool whole, class O>
 __device__ inline void decode_place(const O& op, const bucket_place& p, unsigned threads) {
     using T = typename decltype(op.out)::value_type;
+    constexpr unsigned width = decoded_width<T>;
     T* const out = op.out.data() + p.s.offset + p.first;
     const bool aligned = packs_at(out);
-    const std::byte* const wire = op.wire.data();
-    const auto coder =
-        op.scheme.coder(*reinterpret_cast<const typename decltype(op.scheme)::meta*>(wire + p.meta), p.s.bits);
-    const std::byte* const codes_at = codes_of(wire, p);
-    std::uint64_t numbers[each];
+    const bucket_decoder decoder(op.scheme, op.wire.data(), p);
+    std::uint32_t codes[decoded_each / 4];
+    const auto index = [&](unsigned k) { return (p.lane + threads * (k / width)) * width + k % width; };
 #pragma unroll
-    for (unsigned k = 0; k < each; ++k) {
-        const unsigned i = (p.lane + threads * k) * chunk;
-        numbers[k] = whole || static_cast<int>(i) < p.n ? load_codes(codes_at + threads * k * p.s.bits, p.s.bits) : 0;
+    for (unsigned k = 0; k < decoded_each; k += 4) {
+        codes[k / 4] = whole || static_cast<int>(index(k)) < p.n ? decoder.four(index(k)) : 0;
     }
 #pragma unroll
-    for (unsigned k = 0; k < each; ++k) {
-        const unsigned i = (p.lane + threads * k) * chunk;
-        std::uint32_t codes[chunk];
-        unpacked(numbers[k], p.s.bits, codes);
-        T values[chunk];
+    for (unsigned k = 0; k < decoded_each; k += width) {
+        T values[width];
 #pragma unroll
-        for (unsigned j = 0; j < chunk; ++j) { values[j] = op.result(coder.value(codes[j])); }
-        store_chunk<whole>(out + i, p.n - static_cast<int>(i), aligned, values);
+        for (unsigned j = 0; j < width; ++j) { values[j] = op.result(decoder.value(codes[(k + j) / 4], j % 4)); }
+        store_some<whole>(out + index(k), p.n - static_cast<int>(index(k)), aligned, values);
     }
 }
 
-template <unsigned each, class O, class Table>
-__global__ void __launch_bounds__(bucket_threads)
-    decode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, unsigned threads) {
-    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
-    if (p.n == 0) { return; }
-    if (p.n == static_cast<int>(threads * each * chunk) && packs_at(op.out.data() + p.s.offset + p.first)) {
-        decode_place<true, each>(op, p, threads);
-    } else {
-        decode_place<false, each>(op, p, threads);
-    }
-}
-
-template <bool whole, unsigned each, class O>
-__device__ inline void add_place(const O& op, const bucket_place& p, unsigned threads) {
+template <bool whole, class O>
+__device__ inline void add_place(const O& op, const bucket_place& p, std::size_t stride, unsigned threads) {
     float* const sum = op.sum.data() + p.s.offset + p.first;
     const bool aligned = packs_at(sum);
-    const std::size_t stride = op.wires.size() / op.count;
-    float sums[each][chunk];
+    float sums[decoded_each / 4][4];
+    const auto index = [&](unsigned k) { return (p.lane + threads * k) * 4; };
+    const auto count = [&](unsigned k) { return p.n - static_cast<int>(index(k)); };
 #pragma unroll
-    for (unsigned k = 0; k < each; ++k) {
-        const unsigned i = (p.lane + threads * k) * chunk;
-        load_chunk<whole>(sum + i, p.n - static_cast<int>(i), aligned, sums[k]);
-    }
+    for (unsigned k = 0; k < decoded_each / 4; ++k) { load_some<whole>(sum + index(k), count(k), aligned, sums[k]); }
+#pragma unroll 1
     for (std::size_t w = 0; w < op.count; ++w) {
-        const std::byte* const wire = op.wires.data() + w * stride;
-        const auto coder =
-            op.scheme.coder(*reinterpret_cast<const typename decltype(op.scheme)::meta*>(wire + p.meta), p.s.bits);
-        const std::byte* const codes_at = codes_of(wire, p);
+        const bucket_decoder decoder(op.scheme, op.wires.data() + w * stride, p);
+        std::uint32_t codes[decoded_each / 4];
 #pragma unroll
-        for (unsigned k = 0; k < each; ++k) {
-            const unsigned i = (p.lane + threads * k) * chunk;
-            if (!whole && static_cast<int>(i) >= p.n) { continue; }
-            std::uint32_t codes[chunk];
-            unpacked(load_codes(codes_at + threads * k * p.s.bits, p.s.bits), p.s.bits, codes);
+        for (unsigned k = 0; k < decoded_each / 4; ++k) {
+            codes[k] = whole || count(k) > 0 ? decoder.four(index(k)) : 0;
+        }
 #pragma unroll
-            for (unsigned j = 0; j < chunk; ++j) {
-                sums[k][j] = (exact(sums[k][j]) + exact(coder.value(codes[j]))).value;
+        for (unsigned k = 0; k < decoded_each / 4; ++k) {
+#pragma unroll
+            for (unsigned j = 0; j < 4; ++j) {
+                sums[k][j] = (exact(sums[k][j]) + exact(decoder.value(codes[k], j))).value;
             }
         }
     }
 #pragma unroll
-    for (unsigned k = 0; k < each; ++k) {
-        const unsigned i = (p.lane + threads * k) * chunk;
-        store_chunk<whole>(sum + i, p.n - static_cast<int>(i), aligned, sums[k]);
+    for (unsigned k = 0; k < decoded_each / 4; ++k) { store_some<whole>(sum + index(k), count(k), aligned, sums[k]); }
+}
+
+template <class O, class Table>
+__global__ void __launch_bounds__(bucket_threads)
+    decode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, unsigned threads) {
+    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
+    if (p.n == 0) { return; }
+    if (p.n == static_cast<int>(threads * decoded_each) && packs_at(op.out.data() + p.s.offset + p.first)) {
+        decode_place<true>(op, p, threads);
+    } else {
+        decode_place<false>(op, p, threads);
     }
 }
 
-template <unsigned each, class O, class Table>
-__global__ void __launch_bounds__(bucket_threads)
-    add_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, unsigned threads) {
+template <class O, class Table>
+__global__ void __launch_bounds__(bucket_threads, 4)
+    add_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, std::size_t stride,
+               unsigned threads) {
     const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
     if (p.n == 0) { return; }
-    if (p.n == static_cast<int>(threads * each * chunk) && packs_at(op.sum.data() + p.s.offset + p.first)) {
-        add_place<true, each>(op, p, threads);
+    if (p.n == static_cast<int>(threads * decoded_each) && packs_at(op.sum.data() + p.s.offset + p.first)) {
+        add_place<true>(op, p, stride, threads);
     } else {
-        add_place<false, each>(op, p, threads);
+        add_place<false>(op, p, stride, threads);
     }
 }
 
