@@ -3,12 +3,11 @@
 // is uploaded, so a call can be captured in a graph and nothing has to outlive it.
 #pragma once
 
-#include <array>        // draws
-#include <cmath>        // fabs
-#include <cstddef>      // size_t, byte
-#include <cstdint>      // codes
-#include <type_traits>  // remove_cvref_t
-#include <utility>      // declval
+#include <array>    // draws
+#include <cmath>    // fabs
+#include <cstddef>  // size_t, byte
+#include <cstdint>  // codes
+#include <utility>  // declval
 
 #include <tutti/compress/detail/bucket_operations.hpp>  // operations
 #include <tutti/core/cuda_run.cuh>                      // pack
@@ -156,7 +155,6 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
     float* const left = feedback ? op.residual.data() + at : nullptr;
     std::byte* const wire = op.wire.data();
     const bool in_packs = packs_at(in), left_packs = packs_at(left);
-    constexpr bool draws = std::remove_cvref_t<decltype(op.scheme)>::purpose != 0;
     const auto index = [&](unsigned k) { return (p.lane + threads * k) * static_cast<unsigned>(chunk); };
     const auto count = [&](unsigned k) { return p.n - static_cast<int>(index(k)); };
 
@@ -167,18 +165,21 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
         load_some<whole>(in + index(k), count(k), in_packs, loaded[k]);
         if constexpr (feedback) { load_some<whole>(left + index(k), count(k), left_packs, kept[k]); }
     }
-    // Draws need no elements: they are made while those are on their way, also where nearest rounding leaves them unused
-    // (a branch would make the compiler wait for the elements first).
+    // Draws need no elements: they are made while those are on their way. In a loop: out of straight code, the compiler
+    // moves the first use of the elements, and waits for them, to before the draws.
     std::array<std::uint32_t, 4> drawn[each];
-    if constexpr (draws) {
-        const std::uint64_t first_block = (p.s.first + p.first) / chunk + p.lane;
 #pragma unroll
-        for (unsigned k = 0; k < each; ++k) { drawn[k] = stream.block(first_block + threads * k, p.s.tensor); }
+    for (unsigned k = 0; k < each; ++k) {
+        drawn[k] = stream.start((p.s.first + p.first) / chunk + p.lane + threads * k, p.s.tensor);
+    }
+    const bool draws = op.scheme.mode() == rounding::stochastic;
+    constexpr unsigned at_once = keyed_stream::rounds / 2;
+#pragma unroll 1
+    for (unsigned first = 0; first < (draws ? keyed_stream::rounds : 0); first += at_once) {
 #pragma unroll
-        for (unsigned k = 0; k < each; ++k) {
-            for (std::uint32_t& word : drawn[k]) {
-                asm volatile("" : "+r"(word));
-            }  // here, and not where they are used
+        for (unsigned r = 0; r < at_once; ++r) {
+#pragma unroll
+            for (unsigned k = 0; k < each; ++k) { drawn[k] = stream.round(drawn[k], first + r); }
         }
     }
     real x[each][chunk];
@@ -201,7 +202,7 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
     for (unsigned k = 0; k < each; ++k) {
         if (!whole && count(k) <= 0) { continue; }
         std::uint32_t codes[chunk] = {};
-        if (finite && draws && op.scheme.mode() == rounding::stochastic) {
+        if (finite && draws) {
 #pragma unroll
             for (unsigned j = 0; j < chunk; ++j) {
                 codes[j] = coder.code(static_cast<float>(x[k][j]), half_of(drawn[k], j));

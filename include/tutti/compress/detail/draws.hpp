@@ -87,7 +87,8 @@ inline void draw_halves(const random_stream& stream, std::uint64_t first_block, 
 
 /// A stream whose round keys are there already: constants of a kernel, where they cost no instructions.
 struct keyed_stream {
-    std::uint32_t keys[10][2];
+    static constexpr unsigned rounds = 10;
+    std::uint32_t keys[rounds][2];
     std::uint32_t step;
 
     explicit keyed_stream(const random_stream& of) noexcept : keys(), step(of.step) {
@@ -99,20 +100,17 @@ struct keyed_stream {
             key1 += 0xBB67AE85u;
         }
     }
-    /// random_stream::block, of the tensor.
-    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> block(std::uint64_t j,
+    /// What the rounds make random_stream::block(j) of the tensor from.
+    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> start(std::uint64_t j,
                                                                        std::uint32_t tensor) const noexcept {
-        std::uint32_t c0 = static_cast<std::uint32_t>(j), c1 = static_cast<std::uint32_t>(j >> 32), c2 = tensor,
-                      c3 = step;
-        for (const auto& key : keys) {
-            const std::uint64_t x = tutti::detail::wide_product(0xD2511F53u, c0);
-            const std::uint64_t y = tutti::detail::wide_product(0xCD9E8D57u, c2);
-            c0 = static_cast<std::uint32_t>(y >> 32) ^ c1 ^ key[0];
-            c1 = static_cast<std::uint32_t>(y);
-            c2 = static_cast<std::uint32_t>(x >> 32) ^ c3 ^ key[1];
-            c3 = static_cast<std::uint32_t>(x);
-        }
-        return {c0, c1, c2, c3};
+        return {static_cast<std::uint32_t>(j), static_cast<std::uint32_t>(j >> 32), tensor, step};
+    }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> round(const std::array<std::uint32_t, 4>& c,
+                                                                       unsigned number) const noexcept {
+        const std::uint64_t x = tutti::detail::wide_product(0xD2511F53u, c[0]);
+        const std::uint64_t y = tutti::detail::wide_product(0xCD9E8D57u, c[2]);
+        return {static_cast<std::uint32_t>(y >> 32) ^ c[1] ^ keys[number][0], static_cast<std::uint32_t>(y),
+                static_cast<std::uint32_t>(x >> 32) ^ c[3] ^ keys[number][1], static_cast<std::uint32_t>(x)};
     }
 };
 
