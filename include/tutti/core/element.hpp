@@ -28,8 +28,15 @@ TUTTI_HOST_DEVICE constexpr float round_to_odd(double x) noexcept {
 
 TUTTI_HOST_DEVICE constexpr std::uint16_t bfloat16_bits(float x) noexcept {
     const auto bits = __builtin_bit_cast(std::uint32_t, x);
-    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     const std::uint32_t quiet_nan = (bits >> 16) | 0x40u;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (!__builtin_is_constant_evaluated()) {  // one instruction, which gives all NaN the same bits
+        std::uint16_t rounded = 0;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+        return x != x ? static_cast<std::uint16_t>(quiet_nan) : rounded;
+    }
+#endif
+    const std::uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return static_cast<std::uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? quiet_nan : rounded);
 }
 
