@@ -15,14 +15,14 @@ namespace tutti::compress {
 namespace detail {
 
 /// Threads that encode one bucket, a power of two up to a warp; each has up to `each` chunks, `threads` chunks apart.
-/// Ordered sums want 32 threads before a second chunk, to add up as on the host; otherwise the chunks of 64 bytes of
-/// elements share what a thread does once.
+/// Ordered sums want 32 threads before a second chunk, to add up as on the host. Otherwise chunks share what a thread
+/// does once: four, if a bucket has eight and their elements leave enough registers.
 struct bucket_shares {
     unsigned threads, each;
     bucket_shares(std::size_t bucket, bool ordered, std::size_t element_bytes) {
         const auto chunks = static_cast<unsigned>(bucket / chunk);
-        const unsigned least = ordered || chunks < 16 ? 1 : element_bytes == 2 ? 4 : element_bytes == 4 ? 2 : 1;
-        each = std::max(least, chunks <= 32 ? 1u : chunks <= 64 ? 2u : 4u);
+        const unsigned shared = ordered || element_bytes > 4 ? 1 : std::clamp(std::bit_floor(chunks / 2), 1u, 4u);
+        each = std::max(shared, chunks <= 32 ? 1u : chunks <= 64 ? 2u : 4u);
         threads = std::bit_ceil((chunks + each - 1) / each);
     }
 };

@@ -240,8 +240,12 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
     }
 }
 
+// Blocks of a multiprocessor: as many as the registers for a thread's elements allow.
+template <unsigned each, bool feedback, class real>
+inline constexpr unsigned encoding_blocks = sizeof(real) > 4 ? 1 : (each == 4 ? 3 : 4) - (feedback ? 1 : 0);
+
 template <unsigned each, bool feedback, class O, class Table>
-__global__ void __launch_bounds__(bucket_threads, (each == 4 ? 3 : 4) - (feedback ? 1 : 0))
+__global__ void __launch_bounds__(bucket_threads, (encoding_blocks<each, feedback, typename O::real>))
     encode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table,
                   const __grid_constant__ keyed_stream stream, unsigned threads) {
     const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
