@@ -2,8 +2,8 @@
 // Needs core/cuda_run, compress/buckets and nvcc.
 #pragma once
 
-#include <algorithm>  // min
-#include <bit>        // bit_ceil
+#include <algorithm>  // clamp, max
+#include <bit>        // bit_ceil, bit_floor
 #include <cstddef>    // size_t
 
 #include <tutti/compress/buckets.hpp>                // schemes

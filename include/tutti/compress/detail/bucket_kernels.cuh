@@ -62,7 +62,7 @@ __device__ inline bucket_place place_of(const segment_table<capacity>& t, std::s
 }
 
 template <class T> __device__ inline bool packs_at(const T* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; }
-// Neighbors of which `count` exist; others are zero. `aligned`: the first is at 16 bytes. `whole`: it is, and all exist.
+// Neighbors of which `count` exist; others are zero. `aligned`: the first is at 16 bytes. `whole`: so it is, all exist.
 template <bool whole, class T, std::size_t n>
 __device__ inline void load_some(const T* from, int count, bool aligned, T (&to)[n]) {
     constexpr unsigned width = 16 / sizeof(T) < n ? 16 / sizeof(T) : n;
