@@ -8,8 +8,9 @@
 #
 # Common arguments of all but the last:
 #   LIBRARIES        besides tutti::tutti and doctest
-#   LABELS           unit (default) conformance mpi headers compile_fail package data gpu long sanitize.
+#   LABELS           unit (default) conformance mpi headers compile_fail package data gpu long sanitize asan.
 #                    sanitize: also built by the target sanitizer_tests, for the presets tsan and asan-ubsan;
+#                    asan: for asan-ubsan alone, since the test starts no thread that tsan could watch;
 #                    gpu: also built by the target gpu_tests, for the preset cuda; alone on the device; the program
 #                    calls tutti::test::skip where there is none
 #   TIMEOUT          seconds; default 60 (mpi: 120); multiplied in sanitizer builds
@@ -48,7 +49,7 @@ function(tutti_add_test_program name main)
   if(NOT arg_OWN_MAIN)
     target_link_libraries(${target} PRIVATE ${main})
   endif()
-  if("sanitize" IN_LIST arg_LABELS)
+  if("sanitize" IN_LIST arg_LABELS OR ("asan" IN_LIST arg_LABELS AND NOT TUTTI_SANITIZE MATCHES "thread"))
     add_dependencies(sanitizer_tests ${target})
   endif()
   if("gpu" IN_LIST arg_LABELS)
