@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>       // timeout
+#include <functional>   // bodies
 #include <string_view>  // name
 #include <utility>      // move
 #include <vector>       // sizes
@@ -18,8 +19,8 @@ struct backend {
     static constexpr bool deterministic = true;
     static constexpr bool keeps_nan = true;
     static std::vector<int> sizes() { return {1, 3, 4}; }
-    template <class Body>
-    static void run(int ranks, Body body, std::chrono::seconds timeout = std::chrono::seconds(50)) {
+    static void run(int ranks, const std::function<void(communicator&)>& body,
+                    std::chrono::seconds timeout = std::chrono::seconds(50)) {
         comm::threads::launch(ranks,
                               [&](comm::threads& own) {
                                   communicator c(comm::checked<comm::threads>(std::move(own)));

@@ -6,6 +6,7 @@
 #include <chrono>       // timeout
 #include <cstdio>       // fprintf
 #include <exception>    // what a rank threw
+#include <functional>   // bodies
 #include <string_view>  // name
 #include <vector>       // sizes
 
@@ -23,7 +24,8 @@ struct backend {
         MPI_Comm_size(MPI_COMM_WORLD, &n);
         return {n};
     }
-    template <class Body> static void run(int, Body body, std::chrono::seconds timeout = std::chrono::seconds(50)) {
+    static void run(int, const std::function<void(communicator&)>& body,
+                    std::chrono::seconds timeout = std::chrono::seconds(50)) {
         communicator c(MPI_COMM_WORLD, {.timeout = timeout});
         try {
             body(c);

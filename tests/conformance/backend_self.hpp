@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>       // timeout
+#include <functional>   // bodies
 #include <string_view>  // name
 #include <vector>       // sizes
 
@@ -15,7 +16,7 @@ struct backend {
     static constexpr bool deterministic = true;
     static constexpr bool keeps_nan = true;
     static std::vector<int> sizes() { return {1}; }
-    template <class Body> static void run(int, Body body, std::chrono::seconds = {}) {
+    static void run(int, const std::function<void(communicator&)>& body, std::chrono::seconds = {}) {
         communicator c;
         body(c);
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>       // timeout
+#include <functional>   // bodies
 #include <string_view>  // name
 #include <vector>       // sizes
 
@@ -20,8 +21,8 @@ struct backend {
         if (!full_speed) { return {1, 2, 3, 4}; }
         return {1, 2, 3, 4, 5, 7, 8};
     }
-    template <class Body>
-    static void run(int ranks, Body body, std::chrono::seconds timeout = std::chrono::seconds(50)) {
+    static void run(int ranks, const std::function<void(communicator&)>& body,
+                    std::chrono::seconds timeout = std::chrono::seconds(50)) {
         communicator::launch(ranks, body, {.name = "world", .timeout = timeout});
     }
 };

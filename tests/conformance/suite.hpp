@@ -5,7 +5,8 @@
 //   deterministic           sums are in rank order: compared by bits with the rank-order oracle
 //   keeps_nan               max and min, too, give NaN where one rank brings it
 //   sizes()                 numbers of ranks to run with
-//   run(ranks, body, timeout)  body(communicator&) on every rank of a fresh root; rethrows what a rank threw
+//   run(ranks, body, timeout)  body(communicator&), a std::function, on every rank of a fresh root; rethrows what a
+//                           rank threw
 #pragma once
 
 #include <cstddef>      // size_t
