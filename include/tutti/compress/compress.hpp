@@ -7,6 +7,7 @@
 #include <tutti/compress/compressor.hpp>
 #include <tutti/compress/critical_regime.hpp>
 #include <tutti/compress/level_choice.hpp>
+#include <tutti/compress/level_errors.hpp>
 #include <tutti/compress/level_schedule.hpp>
 #include <tutti/compress/level_table.hpp>
 
