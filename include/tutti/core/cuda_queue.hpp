@@ -231,6 +231,7 @@ public:
     [[nodiscard]] pinned_queue sibling() const noexcept { return *this; }
 };
 static_assert(queue<pinned_queue>);
+template <> struct staging_queue_of<cuda_queue> { using type = pinned_queue; };
 
 namespace detail {
 // Between host and device. CUDA blocks, without a deadline, while it copies memory that is not page-locked: so that the

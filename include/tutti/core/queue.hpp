@@ -82,4 +82,8 @@ public:
 };
 static_assert(queue<host_queue>);
 
+/// The queue whose storage the host reads, and Q reaches in its own order.
+template <queue Q> struct staging_queue_of { using type = Q; };
+template <queue Q> using staging_queue = typename staging_queue_of<Q>::type;
+
 }  // namespace tutti

@@ -26,6 +26,7 @@
 #include <tutti/core/state.hpp>                  // state_entry
 #include <tutti/core/text.hpp>                   // formatted
 #include <tutti/schedule/bucket.hpp>             // bucket_plan
+#include <tutti/schedule/lane.hpp>               // lane_options
 #include <tutti/strategy/gradient_exchange.hpp>  // gradient_exchange
 #include <tutti/strategy/strategy.hpp>           // parameters
 
@@ -130,6 +131,10 @@ template <std::copyable Compressor> struct compressed_mean {
             steps_ = fetch(queue_, view<const std::uint64_t, M>(counter_.view()), steps_);
         }
 
+        /// Steps that have begun.
+        [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
+        /// What this rank owes, flat like the gradients; empty without feedback.
+        [[nodiscard]] view<float, M> owed() const noexcept { return shared_->lost.view(); }
         /// By parameter: the whole tensor as it is sent, at its level.
         [[nodiscard]] std::span<const compress::segment> tensors() const noexcept { return tensors_; }
         /// New levels, by parameter, equal on all ranks; between steps. compress::dense_level for tensors that are not
@@ -174,9 +179,19 @@ template <std::copyable Compressor> struct compressed_mean {
                          feedback ? ", with feedback" : "", rescale ? " in units of updates" : "", worth, seed);
     }
     template <communicator C, floating_element T>
-    [[nodiscard]] state_type<C, T> make_state(const queue_of<C>& q, const parameters<T, memory_of<C>>& list,
-                                              const schedule::bucket_plan& plan, int rank) const {
-        return state_type<C, T>(*this, q, list, plan, rank);
+    [[nodiscard]] state_type<C, T> make_state(C& comm, const parameters<T, memory_of<C>>& list,
+                                              const schedule::bucket_plan& plan, const schedule::lane_options&) const {
+        return state_type<C, T>(*this, comm.queue(), list, plan, comm.rank());
+    }
+    /// Of the wire of a whole tensor at its level.
+    [[nodiscard]] std::size_t bytes_of(const compress::segment& s) const {
+        if constexpr (requires { compressor.wire_bytes(s); }) {
+            return compressor.wire_bytes(s);
+        } else {
+            std::size_t floats = 0;
+            for (int round = 0; round < Compressor::rounds; ++round) { floats += compressor.wire_count(s, round); }
+            return 4 * floats;
+        }
     }
 
 private:
@@ -207,15 +222,6 @@ private:
             all.push_back(s);
         }
         return all;
-    }
-    [[nodiscard]] std::size_t bytes_of(const compress::segment& s) const {
-        if constexpr (requires { compressor.wire_bytes(s); }) {
-            return compressor.wire_bytes(s);
-        } else {
-            std::size_t floats = 0;
-            for (int round = 0; round < Compressor::rounds; ++round) { floats += compressor.wire_count(s, round); }
-            return 4 * floats;
-        }
     }
 };
 

@@ -83,11 +83,12 @@ public:
         , bucket_bytes_(options.bucket_bytes)
         , rounding_seed_(options.stochastic_rounding_seed)
         , trace_(options.trace)
+        , lanes_{options.timeout, options.trace, options.trace_rank, "main"}
         , gradients_(queue_)
         , owned_storage_(queue_, 0)
         , norm_scratch_(queue_, 0)
         , comm_(std::move(comm))
-        , lane_(comm_.duplicate("gradients"), {options.timeout, options.trace, options.trace_rank, "main"}) {
+        , lane_(comm_.duplicate("gradients"), lanes_) {
         if (trace_ != nullptr) {
             const int rank = options.trace_rank < 0 ? comm_.rank() : options.trace_rank;
             step_track_ = trace_->track_of(rank, "steps");
@@ -127,7 +128,7 @@ public:
         segments_ = detail::decay_segments(parameters_, owned_storage_.size() != 0);
         if (owned_storage_.size() != 0) { published_ = detail::values_of(parameters_, segments_); }
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_.elements));
-        exchanged_.emplace(exchange_.template make_state<C, T>(queue_, parameters_, plan_, comm_.rank()));
+        exchanged_.emplace(exchange_.template make_state<C, T>(comm_, parameters_, plan_, lanes_));
         list_state();
         for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
             bucket_names_.push_back(formatted("all_reduce bucket {}", b));
@@ -334,6 +335,7 @@ private:
     std::size_t bucket_bytes_;
     std::optional<std::uint64_t> rounding_seed_;
     schedule::timeline* trace_;
+    schedule::lane_options lanes_;  // this one's lane, and those of the exchange
     schedule::timeline::track step_track_ = 0;
     schedule::moment<Q> step_begin_{};
     detail::micro_batch_order order_;

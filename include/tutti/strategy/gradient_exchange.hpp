@@ -14,6 +14,7 @@
 #include <tutti/core/reduce_op.hpp>     // mean
 #include <tutti/core/state.hpp>         // state_entry
 #include <tutti/schedule/bucket.hpp>    // bucket_plan
+#include <tutti/schedule/lane.hpp>      // lane_options
 #include <tutti/strategy/strategy.hpp>  // parameters
 
 namespace tutti::strategy {
@@ -21,8 +22,8 @@ namespace tutti::strategy {
 /// The state that an exchange E makes for a communicator C and gradients of T.
 template <class E, class C, class T>
 using exchange_state_of = std::decay_t<decltype(std::declval<const E&>().template make_state<C, T>(
-    std::declval<const queue_of<C>&>(), std::declval<const parameters<T, memory_of<C>>&>(),
-    std::declval<const schedule::bucket_plan&>(), 0))>;
+    std::declval<C&>(), std::declval<const parameters<T, memory_of<C>>&>(),
+    std::declval<const schedule::bucket_plan&>(), std::declval<const schedule::lane_options&>()))>;
 
 /// What changes in an exchange.
 ///
@@ -46,8 +47,8 @@ concept exchange_state = std::move_constructible<S> &&
 /// Semantics
 ///   validate    throws usage_error for values that make no sense.
 ///   describe    equal exactly when ranks do the same with the same gradients.
-///   make_state  for parameters whose gradients lie in one flat view as the plan says, on rank `rank`. Allocates, and
-///               communicates nothing.
+///   make_state  for parameters whose gradients lie in one flat view as the plan says. Collective: may duplicate the
+///               communicator for lanes of its own, made with these options, and communicates nothing else.
 /// Not finite    an element that is not finite on any rank leaves an element that is not finite in the mean, on every
 ///               rank, so that all skip the step; the state stays finite.
 template <class E, class C, class T>
@@ -79,8 +80,8 @@ struct plain_mean {
     [[nodiscard]] std::string describe() const { return "plain mean"; }
     template <communicator C, floating_element T>
     requires comm::can_all_reduce<C, T, mean>
-    [[nodiscard]] state_type<C, T> make_state(const queue_of<C>&, const parameters<T, memory_of<C>>&,
-                                              const schedule::bucket_plan& plan, int) const {
+    [[nodiscard]] state_type<C, T> make_state(C&, const parameters<T, memory_of<C>>&, const schedule::bucket_plan& plan,
+                                              const schedule::lane_options&) const {
         return state_type<C, T>(plan);
     }
 };
