@@ -35,22 +35,35 @@ struct options {
     std::string model_name;  // a published one; empty: sizes are given one by one
     configuration model;
     double learning_rate = 1e-3;
-    int bits = 4;           // ddp-4bit
-    double density = 0.01;  // ddp-topk: kept elements
-    int rank = 4;           // ddp-powersgd
+    int bits = 4;                     // ddp-4bit
+    double density = 0.01;            // ddp-topk: kept elements
+    int rank = 4;                     // ddp-powersgd
+    std::string family = "quantize";  // ddp-lgreco: what levels are of; and how they are chosen
+    double alpha = 1;
+    int select_every = 100;
+    std::string error_sum = "norms";
+    std::string measure = "local";
     std::uint64_t seed = 1;
     std::string precision;  // empty: float, on cuda bf16
     int recompute = -1;     // -1: what suits the device
     int eval_every = 500;
     std::string report = "run/report.json";
-    std::string trace;  // empty: beside the report
-    std::string plot;   // empty: beside the report
-    std::string load;   // weights to start from; empty: random ones
-    std::string save;   // where trained weights go; empty: nowhere
+    std::string trace;           // empty: beside the report
+    std::string plot;            // empty: beside the report
+    std::string load;            // weights to start from; empty: random ones
+    std::string save;            // where trained weights go; empty: nowhere
+    std::string levels_picture;  // where a picture of levels goes; empty: nowhere
     bool quiet = false;
 
     /// --density in the units of top_k.
     [[nodiscard]] int kept_in_10000() const { return static_cast<int>(std::lround(density * 10'000)); }
+    /// What the pipeline's levels of compression are of; empty for those that do not compress.
+    [[nodiscard]] std::string family_of_levels() const {
+        if (pipeline == "ddp-4bit") { return "quantize"; }
+        if (pipeline == "ddp-topk") { return "topk"; }
+        if (pipeline == "ddp-powersgd") { return "powersgd"; }
+        return pipeline == "ddp-lgreco" ? family : "";
+    }
     /// What a token is, and so what a loss is for.
     [[nodiscard]] const char* unit() const { return token_file.empty() ? "byte" : "token"; }
     /// The files that the run writes, with the options that name them.
@@ -58,6 +71,7 @@ struct options {
         std::vector<std::pair<const char*, std::string>> files{
             {"--report", report}, {"--trace", trace}, {"--plot", plot}};
         if (!save.empty()) { files.emplace_back("--save", save); }
+        if (!levels_picture.empty()) { files.emplace_back("--levels-picture", levels_picture); }
         return files;
     }
 
@@ -132,12 +146,30 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
         ->check(within(1, 65'536))
         ->capture_default_str();
     app.add_option("--lr", o.learning_rate, "peak learning rate")->capture_default_str();
-    app.add_option("--bits", o.bits, "ddp-4bit: bits of an element, also other than 4")
+    app.add_option("--bits", o.bits,
+                   "ddp-4bit: bits of an element, also other than 4; ddp-lgreco: those it starts from")
         ->check(within(1, 8))
         ->capture_default_str();
-    app.add_option("--density", o.density, "ddp-topk: kept part of the elements, 0.0001 to 1")->capture_default_str();
-    app.add_option("--rank", o.rank, "ddp-powersgd: columns of a factor")
+    app.add_option("--density", o.density, "ddp-topk: kept part of the elements, 0.0001 to 1; ddp-lgreco: as --bits")
+        ->capture_default_str();
+    app.add_option("--rank", o.rank, "ddp-powersgd: columns of a factor; ddp-lgreco: as --bits")
         ->check(within(1, 1024))
+        ->capture_default_str();
+    app.add_option("--family", o.family,
+                   "ddp-lgreco: what is chosen for each matrix: bits (quantize), densities (topk) or ranks (powersgd)")
+        ->capture_default_str();
+    app.add_option("--alpha", o.alpha,
+                   "ddp-lgreco: errors that levels may have, over those of the level it starts from")
+        ->capture_default_str();
+    app.add_option("--select-every", o.select_every, "ddp-lgreco: steps from choice to choice, 11 or more")
+        ->check(within(11, 100'000'000))
+        ->capture_default_str();
+    app.add_option("--error-sum", o.error_sum, "ddp-lgreco: errors of matrices add up as norms or as squares")
+        ->capture_default_str();
+    app.add_option(
+           "--measure", o.measure,
+           "ddp-lgreco: errors are those of gradients of each rank, with what it owes (local), or of their mean "
+           "(averaged)")
         ->capture_default_str();
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
@@ -158,6 +190,9 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--trace", o.trace, "Chrome trace for ui.perfetto.dev; default: trace.json beside the report")
         ->type_name("FILE");
     app.add_option("--plot", o.plot, "SVG picture of the loss; default: loss.svg beside the report")->type_name("FILE");
+    app.add_option("--levels-picture", o.levels_picture, "SVG picture of the levels of compression, by layer and step")
+        ->check(named)
+        ->type_name("FILE");
     app.add_flag("--quiet", o.quiet, "print nothing but errors");
 }
 
@@ -215,6 +250,16 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
             fmt::format("--lr: {} is not a positive number up to 1000", o.learning_rate));
     require(o.density >= 0.0001 && o.density <= 1,
             fmt::format("--density: {} is not a part from 0.0001 to 1", o.density));
+    require(o.family == "quantize" || o.family == "topk" || o.family == "powersgd",
+            fmt::format("--family: '{}' is not one of quantize, topk, powersgd", o.family));
+    require(std::isfinite(o.alpha) && o.alpha > 0 && o.alpha <= 1000,
+            fmt::format("--alpha: {} is not a positive number up to 1000", o.alpha));
+    require(o.error_sum == "norms" || o.error_sum == "squares",
+            fmt::format("--error-sum: '{}' is not one of norms, squares", o.error_sum));
+    require(o.measure == "local" || o.measure == "averaged",
+            fmt::format("--measure: '{}' is not one of local, averaged", o.measure));
+    require(o.levels_picture.empty() || !o.family_of_levels().empty(),
+            fmt::format("--levels-picture: pipeline '{}' does not compress gradients", o.pipeline));
     require(o.device == "cpu" || o.device == "cuda", fmt::format("--device: '{}' is not one of cpu, cuda", o.device));
     const bool on_gpu = o.device == "cuda";
     require(on_gpu || o.gpus == 0, "--gpus: needs --device cuda");

@@ -1,12 +1,15 @@
 // The list of pipelines: --pipeline and --help know exactly these.
-// To add one: write its file under pipelines/ (a name, a `using`, a `make`) and name it at the end of this one.
+// To add one: write its file under pipelines/ (a name, a `using`, a `make`) and name it at the end of this one; where
+// something in it needs a .cuh, cuda/strategies.cu includes that.
 #pragma once
 
 #include <string>       // help text
 #include <string_view>  // names
+#include <utility>      // move
 
 #include <fmt/format.h>  // help text
 
+#include "any_strategy.hpp"
 #include "host_device.hpp"
 #include "pipelines/compressed.hpp"
 #include "pipelines/ddp.hpp"
@@ -33,23 +36,23 @@ template <class... Each> struct pipeline_list {
     [[nodiscard]] static bool is_single_rank(std::string_view name) {
         return ((name == Each::name && Each::single_rank) || ...);
     }
-    /// Trains on `device` with the pipeline that o names; it is one that `has` knows.
-    template <class Device, class Comm>
-    [[nodiscard]] static result run_on(Device& device, Comm& world, const options& o, const corpus& text,
-                                       tutti::deadline origin) {
-        result r;
-        (void)((o.pipeline == Each::name && (r = train<Each>(world, device, o, text, origin), true)) || ...);
-        return r;
+    /// The strategy of the pipeline that o names; it is one that `has` knows.
+    template <class T, class Comm>
+    [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,
+                                                                     tutti::schedule::timeline* trace) {
+        any_strategy<T, tutti::queue_of<Comm>> made;
+        (void)((o.pipeline == Each::name && (made = Each::template make<T>(std::move(comm), o, trace), true)) || ...);
+        return made;
     }
-    /// The same on the CPU, in elements of T.
+    /// Trains on the CPU, in elements of T.
     template <class T, class Comm>
     [[nodiscard]] static result run(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
         host_device<T> cpu;
-        return run_on(cpu, world, o, text, origin);
+        return train(world, cpu, o, text, origin);
     }
 };
 
-using pipelines_known =
-    pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk, pipelines::ddp_powersgd>;
+using pipelines_known = pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk,
+                                      pipelines::ddp_powersgd, pipelines::ddp_lgreco>;
 
 }  // namespace transformer

@@ -1,5 +1,6 @@
 // What a run leaves behind: report.json, trace.json and the picture, each written whole or not at all.
-// Needs nlohmann-json and plot.hpp. Losses are nats per token (of text, a byte); seconds are means over ranks.
+// Needs nlohmann-json, plot.hpp and levels_plot.hpp. Losses are nats per token (of text, a byte); seconds are means
+// over ranks.
 #pragma once
 
 #include <cstdint>       // counts
@@ -13,6 +14,7 @@
 #include <nlohmann/json.hpp>  // report
 
 #include "device.hpp"
+#include "levels_plot.hpp"
 #include "options.hpp"
 #include "plot.hpp"
 #include "whole_file.hpp"
@@ -29,6 +31,8 @@ struct result {
     std::uint64_t dense_bytes_per_step = 0;  // what gradients as they are would have been
     curve training;                          // every step, mean over ranks
     curve validation;                        // every evaluation; the last is the run's
+    std::vector<std::string> tensors;        // names, in the order of levels
+    level_history levels;                    // of compression, by tensor
     double total_seconds = 0;                // in training steps: compute + exposed communication
     double step_median = 0;
     double compute_seconds = 0;
@@ -58,6 +62,22 @@ struct result {
     if (r.wire_bytes_per_step > 0) {
         ratio = static_cast<double>(r.dense_bytes_per_step) / static_cast<double>(r.wire_bytes_per_step);
     }
+    nlohmann::ordered_json levels;  // null where gradients are not compressed
+    if (!r.levels.back().second.empty()) {
+        const std::vector<int>& last = r.levels.back().second;
+        levels["unit"] = level_unit(o.family_of_levels());
+        for (std::size_t i = 0; i < last.size(); ++i) {
+            if (last[i] != 0) { levels["by_layer"][r.tensors[i]] = last[i]; }
+        }
+        levels["changes"] = nlohmann::ordered_json::array();
+        for (const auto& [step, all] : r.levels) {
+            nlohmann::ordered_json compressed = nlohmann::ordered_json::array();
+            for (const int level : all) {
+                if (level != 0) { compressed.push_back(level); }
+            }
+            levels["changes"].push_back({step, std::move(compressed)});
+        }
+    }
     return {
         {"pipeline", o.pipeline},
         {"backend", o.backend},
@@ -72,6 +92,7 @@ struct result {
         {"model_flop_utilization", std::move(utilization)},
         {"wire_bytes_per_rank_per_step", r.wire_bytes_per_step},
         {"compression_ratio", std::move(ratio)},
+        {"levels", std::move(levels)},
         {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
         {"loss",
          {{"unit", fmt::format("nats per {}", o.unit())},
@@ -121,6 +142,11 @@ inline void write_results(const options& o, const result& r) {
     };
     write(o.trace, r.trace);
     write(o.plot, loss_picture(title, r.training, r.validation, o.unit()));
+    if (!o.levels_picture.empty()) {
+        write(o.levels_picture, levels_picture(fmt::format("{}, {}: levels by layer, {}", o.pipeline,
+                                                           o.family_of_levels(), level_unit(o.family_of_levels())),
+                                               r.tensors, r.levels, o.steps));
+    }
     write(o.report, report_of(o, r).dump(2) + "\n");  // last: where there is a report, there is all of it
 }
 

@@ -17,6 +17,7 @@
 #include <tutti/schedule/span.hpp>           // spans of the trace
 #include <tutti/schedule/timeline.hpp>       // trace, exposed communication
 
+#include "any_strategy.hpp"
 #include "data.hpp"
 #include "device.hpp"
 #include "model.hpp"
@@ -122,12 +123,13 @@ template <class Comm> [[nodiscard]] std::vector<std::string> gather_texts(Comm& 
 
 /// Trains, evaluates, and returns the result on every rank.
 ///
-/// Semantics    collective over `world`, which itself carries only control, evaluation and statistics: training runs on
-///              a counted communicator that the device makes. `origin` is the traces' time zero. Spans of the trace lie
-///              where the work ran: on a GPU, between marks on its streams.
+/// Semantics    the pipeline is the one that `o` names. Collective over `world`, which itself carries only control,
+///              evaluation and statistics: training runs on a counted communicator that the device makes. `origin` is
+///              the traces' time zero. Spans of the trace lie where the work ran: on a GPU, between marks on its
+///              streams.
 /// Determinism  --ranks and --micro-batch change losses only through rounding.
 /// Errors       runtime_error when a gradient is not finite; mismatch_error when ranks end with different parameters.
-template <class Pipeline, class Device, class Comm>
+template <class Device, class Comm>
 [[nodiscard]] result train(Comm& world, Device& device, const options& o, const corpus& text, tutti::deadline origin) {
     using Math = typename Device::math;
     using T = typename Math::element;
@@ -140,7 +142,7 @@ template <class Pipeline, class Device, class Comm>
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
     model<Math> net(o.model, o.micro_batch, o.seed, device.make_math(), static_cast<recompute>(o.recompute));
-    auto strategy = Pipeline::template make<T>(std::move(training), o, &trace);
+    auto strategy = make_strategy<T>(std::move(training), o, &trace);
     strategy.attach(net.parameters());
     // Files hold what the strategy's own values hold: floats, also where the model computes in bfloat16.
     const auto own_values = [&](std::size_t i) {
@@ -187,6 +189,8 @@ template <class Pipeline, class Device, class Comm>
     const std::uint64_t sent_before = wire->total().bytes;
     std::uint64_t sent_by_evaluation = 0;
 
+    for (const auto& p : net.parameters()) { r.tensors.push_back(p.name); }
+
     for (int step = 0; step < o.steps; ++step) {
         const auto begin = clock::now();
         for (int m = 0; m < micro_batches; ++m) {
@@ -211,6 +215,9 @@ template <class Pipeline, class Device, class Comm>
                 fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
         }
         losses[static_cast<std::size_t>(step)] = loss;
+        if (auto now = strategy.levels(); r.levels.empty() || r.levels.back().second != now) {
+            r.levels.emplace_back(step + 1, std::move(now));
+        }
         shown.step(step + 1, loss, step_seconds.back(), [&] { return trace.exposed(world.rank()); });
 
         if ((step + 1) % o.eval_every == 0 && step + 1 < o.steps) {

@@ -80,6 +80,32 @@ def expect_close(what, got, want, bar):
         sys.exit("%s: %s, expected %s" % (what, got, want))
 
 
+FAMILIES = (("quantize", "ddp-4bit"), ("topk", "ddp-topk"), ("powersgd", "ddp-powersgd"))
+
+
+def check_levels(folder, *options):
+    """Levels are functions of gradients, not of time: the same bits twice. They change when they should."""
+    for family, _ in FAMILIES:
+        chosen = [train(folder, *options, "--pipeline", "ddp-lgreco", "--family", family) for _ in range(2)]
+        changes = chosen[0]["levels"]["changes"]
+        print("%s: levels %s" % (family, changes[-1][1]))
+        if chosen[0]["parameter_hash"] != chosen[1]["parameter_hash"] or chosen[1]["levels"]["changes"] != changes:
+            sys.exit("%s: two runs ended with different bits or levels" % family)
+        if len(changes) < 2 or any(step not in (1, 22, 42) for step, _ in changes):
+            sys.exit("%s: levels changed in steps %s" % (family, [step for step, _ in changes]))
+
+
+def check_bytes(folder, *options):
+    """Chosen levels send no more than one level for all, but for a few kilobytes of tables."""
+    for family, uniform in FAMILIES:
+        chosen = train(folder, *options, "--pipeline", "ddp-lgreco", "--family", family)
+        same = train(folder, *options, "--pipeline", uniform)
+        sent, bar = (report["wire_bytes_per_rank_per_step"] for report in (chosen, same))
+        print("%s: %d bytes a step, %d at one level" % (family, sent, bar))
+        if sent > bar + 1000:
+            sys.exit("%s: chosen levels send more" % family)
+
+
 def main():
     present = gpus()
     if present == 0:
@@ -106,6 +132,10 @@ def main():
                     check_trace(folder, several)
                     what = "%s in %d processes on %d GPUs" % (precision, count, min(count, present))
                     expect_close(what, losses(several), losses(one), bar)
+
+        check_levels(folder, "--data", text, "--steps", "42", "--select-every", "20", "--rank", "8")
+        if present > 1:
+            check_bytes(folder, "--data", text, "--steps", "42", "--select-every", "20", "--rank", "8", "--gpus", "2")
 
         # A step too small to change a float: what is loaded is saved again. In 16 bits weights would have been rounded.
         first, second = os.path.join(folder, "first.safetensors"), os.path.join(folder, "second.safetensors")

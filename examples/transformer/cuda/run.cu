@@ -1,4 +1,4 @@
-// The GPU's training run: the pipelines over device communicators, compiled by nvcc once for each kind of `world`.
+// The GPU's training run, compiled by nvcc once for each kind of `world`. The pipelines are in strategies.cu.
 #include "run.hpp"
 
 #include <string>  // names
@@ -8,13 +8,9 @@
 #if TRANSFORMER_WITH_NCCL
 #include <tutti/comm/nccl.hpp>  // several GPUs
 #endif
-#include <tutti/comm/self.hpp>               // one GPU
-#include <tutti/compress/buckets.cuh>        // quantize on a GPU
-#include <tutti/compress/power_sgd.cuh>      // power_sgd on a GPU
-#include <tutti/compress/top_k.cuh>          // top_k on a GPU
-#include <tutti/strategy/data_parallel.cuh>  // strategies on a GPU
+#include <tutti/comm/self.hpp>  // one GPU
 
-#include "../pipelines.hpp"
+#include "../train.hpp"
 #include "math.cuh"
 
 namespace transformer::gpu {
@@ -72,10 +68,10 @@ result run_over(World& world, const options& o, const corpus& text, tutti::deadl
     const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
     if (o.precision == "bf16") {
         device_of_rank<tutti::bfloat16, Replicas> own(device);
-        return pipelines_known::run_on(own, world, o, text, origin);
+        return train(world, own, o, text, origin);
     }
     device_of_rank<float, Replicas> own(device);
-    return pipelines_known::run_on(own, world, o, text, origin);
+    return train(world, own, o, text, origin);
 }
 
 template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {

@@ -1,35 +1,66 @@
-// Pipelines `ddp-4bit`, `ddp-topk` and `ddp-powersgd`: data parallel, with gradients of matrices sent compressed and
-// what that loses fed back into the next step's. Needs strategy/compressed_mean and the compressors.
+// Pipelines `ddp-4bit`, `ddp-topk`, `ddp-powersgd` and `ddp-lgreco`: data parallel, with gradients of matrices sent
+// compressed and what that loses fed back into the next step's. The last chooses levels for each matrix as training
+// goes on, at no more error and fewer bytes than one level for all. Needs strategy/selected_mean and the compressors.
 #pragma once
 
-#include <string_view>  // name
+#include <algorithm>    // max, min
+#include <cstdint>      // periods
+#include <string_view>  // names
+#include <utility>      // move
+#include <vector>       // levels
 
-#include <tutti/compress/power_sgd.hpp>        // compressor
-#include <tutti/compress/quantize.hpp>         // compressor
-#include <tutti/compress/top_k.hpp>            // compressor
-#include <tutti/optimize/adamw.hpp>            // optimizer
-#include <tutti/schedule/timeline.hpp>         // trace
-#include <tutti/strategy/compressed_mean.hpp>  // exchange
-#include <tutti/strategy/data_parallel.hpp>    // data_parallel
+#include <tutti/compress/power_sgd.hpp>      // compressor
+#include <tutti/compress/quantize.hpp>       // compressor
+#include <tutti/compress/top_k.hpp>          // compressor
+#include <tutti/optimize/adamw.hpp>          // optimizer
+#include <tutti/schedule/timeline.hpp>       // trace
+#include <tutti/strategy/data_parallel.hpp>  // data_parallel
+#include <tutti/strategy/selected_mean.hpp>  // exchange
 
+#include "any_strategy.hpp"
 #include "options.hpp"
 #include "pipelines/ddp.hpp"
 
 namespace transformer::pipelines {
 
-/// Data parallel through the compressor X.
-template <class X> struct compressed {
+/// One level, and those that may be chosen in its place.
+struct level_range {
+    int uniform;
+    std::vector<int> all;
+
+    explicit level_range(int level) : uniform(level), all{level} {}
+    /// From `least` to `most`, `apart` from each other, and the uniform one.
+    level_range(int level, int least, int most, int apart) : uniform(level) {
+        for (int l = std::max(least, 1); l <= most; l += apart) {
+            if (l > uniform && (all.empty() || all.back() < uniform)) { all.push_back(uniform); }
+            all.push_back(l);
+        }
+        if (all.empty() || all.back() < uniform) { all.push_back(uniform); }
+    }
+};
+
+/// Data parallel through a compressor. One level for all is a choice among one: both pipelines are one type.
+template <class Compressor> struct compressed {
     static constexpr bool single_rank = false;
 
     template <class T, class Comm>
     using strategy =
-        tutti::strategy::data_parallel<Comm, tutti::optimize::adamw, T, tutti::strategy::compressed_mean<X>>;
+        tutti::strategy::data_parallel<Comm, tutti::optimize::adamw, T, tutti::strategy::selected_mean<Compressor>>;
 
     template <class T, class Comm>
     [[nodiscard]] static strategy<T, Comm> make_with(Comm comm, const options& o, tutti::schedule::timeline* trace,
-                                                     tutti::strategy::compressed_mean<X> mean) {
-        mean.seed = o.seed;
-        return strategy<T, Comm>(std::move(comm), o.optimizer(), ddp::strategy_options<Comm>(trace), mean);
+                                                     level_range levels) {
+        tutti::strategy::selected_mean<Compressor> exchange;
+        exchange.mean.level = levels.uniform;
+        exchange.mean.seed = o.seed;
+        exchange.levels = std::move(levels.all);
+        exchange.steps = {.warmup = 0, .period = static_cast<std::uint64_t>(o.select_every), .window = 10};
+        exchange.choice.alpha = o.alpha;
+        exchange.choice.sum =
+            o.error_sum == "norms" ? tutti::compress::error_sum::norms : tutti::compress::error_sum::squares;
+        exchange.measured = o.measure == "local" ? tutti::strategy::measured_gradient::local
+                                                 : tutti::strategy::measured_gradient::averaged;
+        return strategy<T, Comm>(std::move(comm), o.optimizer(), ddp::strategy_options<Comm>(trace), exchange);
     }
 };
 
@@ -38,7 +69,7 @@ struct ddp_4bit : compressed<tutti::compress::quantize> {
     static constexpr std::string_view summary = "ddp, gradients quantized to --bits";
     template <class T, class Comm>
     [[nodiscard]] static auto make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
-        return make_with<T>(std::move(comm), o, trace, {.level = o.bits});
+        return make_with<T>(std::move(comm), o, trace, level_range(o.bits));
     }
 };
 
@@ -47,7 +78,7 @@ struct ddp_topk : compressed<tutti::compress::top_k> {
     static constexpr std::string_view summary = "ddp, the --density largest gradients of each matrix";
     template <class T, class Comm>
     [[nodiscard]] static auto make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
-        return make_with<T>(std::move(comm), o, trace, {.level = o.kept_in_10000()});
+        return make_with<T>(std::move(comm), o, trace, level_range(o.kept_in_10000()));
     }
 };
 
@@ -56,7 +87,31 @@ struct ddp_powersgd : compressed<tutti::compress::power_sgd> {
     static constexpr std::string_view summary = "ddp, gradients of matrices as products of --rank columns";
     template <class T, class Comm>
     [[nodiscard]] static auto make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
-        return make_with<T>(std::move(comm), o, trace, {.level = o.rank});
+        return make_with<T>(std::move(comm), o, trace, level_range(o.rank));
+    }
+};
+
+struct ddp_lgreco {
+    static constexpr std::string_view name = "ddp-lgreco";
+    static constexpr std::string_view summary = "ddp, compressed by --family, at levels chosen for each matrix";
+    static constexpr bool single_rank = false;
+
+    /// Among the published choices: bits and ranks from half to twice the uniform one, densities from a tenth to ten
+    /// times.
+    template <class T, class Comm>
+    [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,
+                                                                     tutti::schedule::timeline* trace) {
+        if (o.family == "quantize") {
+            return ddp_4bit::make_with<T>(std::move(comm), o, trace,
+                                          level_range(o.bits, o.bits / 2, std::min(2 * o.bits, 8), 1));
+        }
+        if (o.family == "topk") {
+            const int kept = o.kept_in_10000(), tenth = std::max(kept / 10, 1);
+            return ddp_topk::make_with<T>(std::move(comm), o, trace,
+                                          level_range(kept, tenth, std::min(10 * kept, 10'000), tenth));
+        }
+        return ddp_powersgd::make_with<T>(std::move(comm), o, trace,
+                                          level_range(o.rank, o.rank / 2, 2 * o.rank, std::max(o.rank / 64, 1)));
     }
 };
 

@@ -1,0 +1,110 @@
+// any_strategy<T, Queue>: the strategy of any pipeline as one type, so that the trainer is compiled once for all.
+// Needs strategy/strategy. Calls go through a table: a few hundred a step, beside milliseconds of computing.
+#pragma once
+
+#include <cstddef>  // size_t
+#include <memory>   // the strategy, scopes
+#include <utility>  // move
+#include <vector>   // levels
+
+#include <tutti/core/queue.hpp>         // queue
+#include <tutti/core/view.hpp>          // views
+#include <tutti/schedule/bucket.hpp>    // bucket_plan
+#include <tutti/schedule/timeline.hpp>  // trace
+#include <tutti/strategy/strategy.hpp>  // what it is
+
+#include "options.hpp"
+
+namespace transformer {
+
+/// A strategy, and what else the trainer asks its pipelines.
+///
+/// Semantics  the calls are the strategy's own. `levels`: of compression, by parameter, 0 for one that is sent as it
+///            is; none where gradients are not compressed.
+/// Cost       an indirect call each.
+template <class T, tutti::queue Q> class any_strategy {
+public:
+    using element_type = T;
+    using memory_type = typename Q::memory_type;
+    using queue_type = Q;
+
+private:
+    using M = memory_type;
+    using list = tutti::strategy::parameters<T, M>;
+    using master = tutti::master_t<T>;
+
+    struct calls {
+        virtual ~calls() = default;
+        virtual void attach(list& p) = 0;
+        virtual void begin(tutti::strategy::micro_batch m) = 0;
+        virtual tutti::view<const T, M> before_use(std::size_t i) = 0;
+        virtual void after_use(std::size_t i) = 0;
+        virtual tutti::view<T, M> gradient(std::size_t i) = 0;
+        virtual void gradient_ready(std::size_t i) = 0;
+        virtual tutti::strategy::step_result step(tutti::strategy::hyper h) = 0;
+        virtual void flush() = 0;
+        virtual void finish() = 0;
+        virtual void restored() = 0;
+        virtual std::shared_ptr<void> consensus() = 0;
+        virtual tutti::view<master, M> owned() = 0;
+        virtual const tutti::schedule::bucket_plan& plan() = 0;
+        virtual std::vector<int> levels() = 0;
+        virtual Q queue() = 0;
+    };
+    template <class S> struct calls_of final : calls {
+        S own;
+        explicit calls_of(S s) : own(std::move(s)) {}
+        void attach(list& p) override { own.attach(p); }
+        void begin(tutti::strategy::micro_batch m) override { own.begin(m); }
+        tutti::view<const T, M> before_use(std::size_t i) override { return own.before_use(i); }
+        void after_use(std::size_t i) override { own.after_use(i); }
+        tutti::view<T, M> gradient(std::size_t i) override { return own.gradient(i); }
+        void gradient_ready(std::size_t i) override { own.gradient_ready(i); }
+        tutti::strategy::step_result step(tutti::strategy::hyper h) override { return own.step(h); }
+        void flush() override { own.flush(); }
+        void finish() override { own.finish(); }
+        void restored() override { own.restored(); }
+        std::shared_ptr<void> consensus() override {
+            using scope = decltype(own.consensus());
+            return std::shared_ptr<scope>(new scope(own.consensus()));  // made in place: a scope may stay where it is
+        }
+        tutti::view<master, M> owned() override { return own.owned(); }
+        const tutti::schedule::bucket_plan& plan() override { return own.plan(); }
+        std::vector<int> levels() override {
+            std::vector<int> of;
+            if constexpr (requires { own.exchange().tensors(); }) {
+                for (const auto& t : own.exchange().tensors()) { of.push_back(t.level); }
+            }
+            return of;
+        }
+        Q queue() override { return own.queue(); }
+    };
+    std::unique_ptr<calls> own_;
+
+public:
+    any_strategy() = default;
+    template <tutti::strategy::strategy S> any_strategy(S s) : own_(std::make_unique<calls_of<S>>(std::move(s))) {}
+
+    void attach(list& p) { own_->attach(p); }
+    void begin(tutti::strategy::micro_batch m) { own_->begin(m); }
+    [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) { return own_->before_use(i); }
+    void after_use(std::size_t i) { own_->after_use(i); }
+    [[nodiscard]] tutti::view<T, M> gradient(std::size_t i) { return own_->gradient(i); }
+    void gradient_ready(std::size_t i) { own_->gradient_ready(i); }
+    tutti::strategy::step_result step(tutti::strategy::hyper h) { return own_->step(h); }
+    void flush() { own_->flush(); }
+    void finish() { own_->finish(); }
+    void restored() { own_->restored(); }
+    [[nodiscard]] std::shared_ptr<void> consensus() { return own_->consensus(); }
+    [[nodiscard]] tutti::view<master, M> owned() { return own_->owned(); }
+    [[nodiscard]] const tutti::schedule::bucket_plan& plan() { return own_->plan(); }
+    [[nodiscard]] std::vector<int> levels() { return own_->levels(); }
+    [[nodiscard]] Q queue() { return own_->queue(); }
+};
+
+/// The strategy of the pipeline that `o` names, over `comm`. Compiled apart, in strategies.cpp and cuda/strategies.cu.
+template <class T, class Comm>
+[[nodiscard]] any_strategy<T, tutti::queue_of<Comm>> make_strategy(Comm comm, const options& o,
+                                                                   tutti::schedule::timeline* trace);
+
+}  // namespace transformer
