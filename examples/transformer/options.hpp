@@ -40,8 +40,9 @@ struct options {
     int rank = 4;                     // ddp-powersgd
     std::string family = "quantize";  // ddp-lgreco: what levels are of; and how they are chosen
     double alpha = 1;
+    double level_range = 0;  // 0: what suits the family; error_sum likewise if empty
     int select_every = 100;
-    std::string error_sum = "norms";
+    std::string error_sum;
     std::string measure = "local";
     std::uint64_t seed = 1;
     std::string precision;  // empty: float, on cuda bf16
@@ -161,11 +162,14 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--alpha", o.alpha,
                    "ddp-lgreco: errors that levels may have, over those of the level it starts from")
         ->capture_default_str();
+    app.add_option("--level-range", o.level_range,
+                   "ddp-lgreco: levels are from the one it starts from divided by this to as many times it; default 2, "
+                   "topk 4");
     app.add_option("--select-every", o.select_every, "ddp-lgreco: steps from choice to choice, 11 or more")
         ->check(within(11, 100'000'000))
         ->capture_default_str();
-    app.add_option("--error-sum", o.error_sum, "ddp-lgreco: errors of matrices add up as norms or as squares")
-        ->capture_default_str();
+    app.add_option("--error-sum", o.error_sum,
+                   "ddp-lgreco: errors of matrices add up as norms or as squares; default norms, powersgd squares");
     app.add_option(
            "--measure", o.measure,
            "ddp-lgreco: errors are those of gradients of each rank, with what it owes (local), or of their mean "
@@ -254,6 +258,10 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
             fmt::format("--family: '{}' is not one of quantize, topk, powersgd", o.family));
     require(std::isfinite(o.alpha) && o.alpha > 0 && o.alpha <= 1000,
             fmt::format("--alpha: {} is not a positive number up to 1000", o.alpha));
+    if (o.level_range == 0) { o.level_range = o.family == "topk" ? 4 : 2; }
+    if (o.error_sum.empty()) { o.error_sum = o.family == "powersgd" ? "squares" : "norms"; }
+    require(std::isfinite(o.level_range) && o.level_range >= 1 && o.level_range <= 10'000,
+            fmt::format("--level-range: {} is not a number from 1 to 10000", o.level_range));
     require(o.error_sum == "norms" || o.error_sum == "squares",
             fmt::format("--error-sum: '{}' is not one of norms, squares", o.error_sum));
     require(o.measure == "local" || o.measure == "averaged",

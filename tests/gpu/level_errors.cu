@@ -63,8 +63,9 @@ TEST_CASE_TEMPLATE("a device measures what the host does", T, float, bfloat16) {
     for (const auto& all : {three_tensors(), many_tensors()}) {
         const auto in = heavy_tailed<T>(elements_of(all));
         same_as_host(compress::top_k(), all, {1, 50, 100, 2000, 10000}, in, 1e-12);
-        same_as_host(compress::quantize(), all, {1, 2, 3, 4, 5, 6, 7, 8}, in, 1e-6);
-        same_as_host(compress::quantize(64, compress::rounding::nearest), all, {2, 4}, in, 1e-6);
+        // A bucket's losses are floats that add up in another order: 512 of them, none above a quarter of a unit.
+        same_as_host(compress::quantize(), all, {1, 2, 3, 4, 5, 6, 7, 8}, in, 1e-5);
+        same_as_host(compress::quantize(64, compress::rounding::nearest), all, {2, 4}, in, 1e-5);
         same_as_host(compress::power_sgd(), all, {1, 2, 4, 16}, in, 1e-4);
     }
 }

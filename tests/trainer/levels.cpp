@@ -96,6 +96,8 @@ TEST_CASE("what cannot be chosen is refused") {
     CHECK(refusal([](transformer::options& o) { o.family = "bits"; }) ==
           "--family: 'bits' is not one of quantize, topk, powersgd");
     CHECK(refusal([](transformer::options& o) { o.alpha = -1; }) == "--alpha: -1 is not a positive number up to 1000");
+    CHECK(refusal([](transformer::options& o) { o.level_range = 0.5; }) ==
+          "--level-range: 0.5 is not a number from 1 to 10000");
     CHECK(refusal([](transformer::options& o) { o.error_sum = "l1"; }) ==
           "--error-sum: 'l1' is not one of norms, squares");
     CHECK(refusal([](transformer::options& o) { o.measure = "all"; }) ==

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>    // max, min
+#include <cmath>        // floor
 #include <cstdint>      // periods
 #include <string_view>  // names
 #include <utility>      // move
@@ -96,22 +97,20 @@ struct ddp_lgreco {
     static constexpr std::string_view summary = "ddp, compressed by --family, at levels chosen for each matrix";
     static constexpr bool single_rank = false;
 
-    /// Among the published choices: bits and ranks from half to twice the uniform one, densities from a tenth to ten
-    /// times.
     template <class T, class Comm>
     [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,
                                                                      tutti::schedule::timeline* trace) {
-        if (o.family == "quantize") {
-            return ddp_4bit::make_with<T>(std::move(comm), o, trace,
-                                          level_range(o.bits, o.bits / 2, std::min(2 * o.bits, 8), 1));
-        }
+        const auto range = [&](int uniform, int most, int apart) {
+            const int least = static_cast<int>(std::floor(uniform / o.level_range));
+            return level_range(uniform, least, static_cast<int>(std::min<double>(uniform * o.level_range, most)),
+                               apart);
+        };
+        if (o.family == "quantize") { return ddp_4bit::make_with<T>(std::move(comm), o, trace, range(o.bits, 8, 1)); }
         if (o.family == "topk") {
-            const int kept = o.kept_in_10000(), tenth = std::max(kept / 10, 1);
-            return ddp_topk::make_with<T>(std::move(comm), o, trace,
-                                          level_range(kept, tenth, std::min(10 * kept, 10'000), tenth));
+            const int kept = o.kept_in_10000();
+            return ddp_topk::make_with<T>(std::move(comm), o, trace, range(kept, 10'000, std::max(kept / 10, 1)));
         }
-        return ddp_powersgd::make_with<T>(std::move(comm), o, trace,
-                                          level_range(o.rank, o.rank / 2, 2 * o.rank, std::max(o.rank / 64, 1)));
+        return ddp_powersgd::make_with<T>(std::move(comm), o, trace, range(o.rank, 65'536, std::max(o.rank / 64, 1)));
     }
 };
 
