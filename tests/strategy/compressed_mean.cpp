@@ -1,19 +1,21 @@
 // Tests of strategy/compressed_mean: gradients that are sent compressed, in a whole strategy, over ranks that are
 // threads.
-#include <algorithm>  // max, copy
-#include <atomic>     // counts over ranks
-#include <cmath>      // isfinite
-#include <cstring>    // memcpy
-#include <limits>     // infinity
-#include <mutex>      // sums over ranks
-#include <string>     // texts
-#include <utility>    // move
-#include <vector>     // values
+#include <algorithm>    // max, copy
+#include <atomic>       // counts over ranks
+#include <cmath>        // isfinite
+#include <cstring>      // memcpy
+#include <limits>       // infinity
+#include <mutex>        // sums over ranks
+#include <string>       // texts
+#include <string_view>  // names
+#include <utility>      // move
+#include <vector>       // values
 
 #include <doctest/doctest.h>  // test cases
 
 #include <tutti/comm/counted.hpp>              // bytes on the wire
 #include <tutti/comm/threads.hpp>              // ranks
+#include <tutti/comm/topology.hpp>             // stated networks
 #include <tutti/compress/dense.hpp>            // nothing lost
 #include <tutti/compress/power_sgd.hpp>        // linear
 #include <tutti/compress/quantize.hpp>         // cut among owners
@@ -161,6 +163,44 @@ TEST_CASE("vectors, scalars and what would not get smaller go as they are") {
     });
 }
 
+TEST_CASE("with a stated network, buckets that would not be faster go as they are") {
+    constexpr compress::kernel_rates kernels{1e9, 1e-6};
+    const auto compressed_over = [&](comm::link l) {
+        std::vector<int> levels;
+        threads::launch(2, [&](threads& w) {
+            toy<float> t = matrices();
+            compressed_mean<compress::power_sgd> how{.level = 1};
+            how.network = strategy::stated_network{comm::topology::one_node(2, l), kernels};
+            compressed<compress::power_sgd> s(w.duplicate("training"), {}, {}, how);
+            s.attach(t.parameters);
+            test::train(s, w.rank(), 2, {.steps = 2});
+            s.flush();
+            if (w.rank() == 0) {
+                for (const compress::segment& g : s.exchange().tensors()) { levels.push_back(g.level); }
+            }
+        });
+        return levels;
+    };
+    // One bucket: 424 bytes in two rounds in place of 1704 in one, and seven kernels of a microsecond.
+    const std::vector<int> none(9, compress::dense_level);
+    CHECK(compressed_over({1e-6, 1e12}) == none);
+    CHECK(compressed_over({0, 1e6}) == std::vector<int>{0, 1, 0, 1, 1, 0, 0, 1, 0});
+    CHECK(compressed_over({1e-3, 1e6}) == none);  // its second round costs more than the bytes save
+
+    threads::launch(2, [&](threads& w) {
+        toy<float> t = matrices();
+        compressed_mean<compress::power_sgd> how{.level = 1};
+        how.network = strategy::stated_network{comm::topology::one_node(3), kernels};
+        compressed<compress::power_sgd> s(w.duplicate("training"), {}, {}, how);
+        try {
+            s.attach(t.parameters);
+            throw test::failure("a network of other ranks was taken");
+        } catch (const usage_error& e) {
+            expect(std::string(e.what()).find("the stated network has 3 ranks") != std::string::npos, "{}", e.what());
+        }
+    });
+}
+
 TEST_CASE("bytes on the wire are those of the compressor, tensor by tensor") {
     constexpr std::size_t n = 4;
     std::uint64_t sent[n] = {};
@@ -281,31 +321,44 @@ TEST_CASE("a gradient that is not finite skips the step on all ranks, and the st
 TEST_CASE("residuals follow a learning rate that changes, if asked to") {
     // One rank and a compressor that keeps one element of each matrix: after the second step the residual of the first
     // one's gradient counts by the ratio of the rates.
-    const auto residual_after = [](bool rescale, double second_rate) {
+    const auto residual_after = [](bool rescale, double second_rate, bool resumed) {
         float left = 0;
         threads::launch(1, [&](threads& w) {
-            std::vector<float> x(4, 0.0f);
-            strategy::parameters<float> list{{"x", {2, 2}, true, x, {}}};
-            compressed<compress::top_k> s(w.duplicate("training"), {.momentum = 0}, {},
-                                          {.level = 2500, .rescale = rescale, .worth = 1});
-            s.attach(list);
-            const auto step = [&](double rate, std::vector<float> gradient) {
+            std::vector<float> x(4, 0.0f), y(4, 0.0f);
+            strategy::parameters<float> of_x{{"x", {2, 2}, true, x, {}}}, of_y{{"x", {2, 2}, true, y, {}}};
+            const auto start = [&](std::string_view name, strategy::parameters<float>& list) {
+                compressed<compress::top_k> s(w.duplicate(name), {.momentum = 0}, {},
+                                              {.level = 2500, .rescale = rescale, .worth = 1});
+                s.attach(list);
+                return s;
+            };
+            const auto step = [](auto& s, double rate, std::vector<float> gradient) {
                 s.begin({0, 1, rate});
                 std::copy(gradient.begin(), gradient.end(), s.gradient(0).begin());
                 s.gradient_ready(0);
                 s.step({rate});
             };
-            step(0.5, {8, 3, 0, 0});            // 8 is sent, 3 is left
-            step(second_rate, {100, 0, 0, 0});  // 100 is sent
-            for (const auto& e : s.state()) {
+            auto s = start("first", of_x);
+            step(s, 0.5, {8, 3, 0, 0});  // 8 is sent, 3 is left
+            auto other = start("second", of_y);
+            for (std::size_t e = 0; e < s.state().size(); ++e) {
+                std::copy(s.state()[e].data.begin(), s.state()[e].data.end(), other.state()[e].data.begin());
+            }
+            other.restored();
+            auto& last = resumed ? other : s;
+            step(last, second_rate, {100, 0, 0, 0});  // 100 is sent
+            for (const auto& e : last.state()) {
                 if (e.name == "residual") { std::memcpy(&left, e.data.data() + 4, 4); }
             }
         });
         return left;
     };
-    CHECK(residual_after(false, 0.25) == 3.0f);
-    CHECK(residual_after(true, 0.5) == 3.0f);
-    CHECK(residual_after(true, 0.25) == 6.0f);
+    for (const bool resumed : {false, true}) {
+        CAPTURE(resumed);
+        CHECK(residual_after(false, 0.25, resumed) == 3.0f);
+        CHECK(residual_after(true, 0.5, resumed) == 3.0f);
+        CHECK(residual_after(true, 0.25, resumed) == 6.0f);
+    }
 }
 
 TEST_CASE("options that make no sense are refused before anything is sent") {
@@ -319,6 +372,12 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
     CHECK(text({.level = 4, .largest_level = 2}) == "compressed mean: level 4 of at most 2");
     CHECK(text({.level = 1, .worth = 0.5}) == "compressed mean: a wire of at most 1/0.5 of the floats");
     CHECK(text({.level = 1}).empty());
+    compressed_mean<compress::power_sgd> unmeasured{.level = 1};
+    unmeasured.network = strategy::stated_network{comm::topology::one_node(2), {}};
+    CHECK(text(unmeasured) == "expected_gain: kernels reach 0 B/s and start in 4e-06 s");
+    unmeasured.network->kernels.bytes_per_second = 1e12;
+    CHECK(text(unmeasured).empty());
+    CHECK(unmeasured.describe() != compressed_mean<compress::power_sgd>{.level = 1}.describe());
     CHECK(compressed_mean<compress::power_sgd>{.level = 1}.describe() !=
           compressed_mean<compress::power_sgd>{.level = 2}.describe());
 }

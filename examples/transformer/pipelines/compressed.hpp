@@ -10,6 +10,7 @@
 #include <utility>      // move
 #include <vector>       // levels
 
+#include <tutti/compress/level_table.hpp>    // as many levels as it takes
 #include <tutti/compress/power_sgd.hpp>      // compressor
 #include <tutti/compress/quantize.hpp>       // compressor
 #include <tutti/compress/top_k.hpp>          // compressor
@@ -30,8 +31,10 @@ struct level_range {
     std::vector<int> all;
 
     explicit level_range(int level) : uniform(level), all{level} {}
-    /// From `least` to `most`, `apart` from each other, and the uniform one.
+    /// From `least` to `most`, `apart` from each other or, where those were too many, farther, and the uniform one.
     level_range(int level, int least, int most, int apart) : uniform(level) {
+        apart =
+            std::max(apart, (most - least) / (static_cast<int>(tutti::compress::level_table::most_options) - 2) + 1);
         for (int l = std::max(least, 1); l <= most; l += apart) {
             if (l > uniform && (all.empty() || all.back() < uniform)) { all.push_back(uniform); }
             all.push_back(l);

@@ -3,12 +3,13 @@
 // Source: as compress/level_errors.hpp.
 #pragma once
 
-#include <algorithm>  // max
-#include <cstddef>    // size_t, byte
-#include <cstdint>    // keys
-#include <limits>     // NaN
-#include <span>       // pieces
-#include <vector>     // pieces
+#include <algorithm>    // max
+#include <cstddef>      // size_t, byte
+#include <cstdint>      // keys
+#include <limits>       // NaN
+#include <span>         // pieces
+#include <string_view>  // names
+#include <vector>       // pieces
 
 #include <cub/device/device_radix_sort.cuh>  // magnitudes in order
 
@@ -203,7 +204,7 @@ __global__ void __launch_bounds__(32 * measuring_warps)
     add_over_warps(sums, width, p.partial + std::size_t{place.block} * width);
 }
 
-/// Cost  one read; two launches for some 400 segments.
+/// Cost  one read; one launch a batch of segments, and one for some 400 of their sums.
 template <class C, floating_element T> void launch(const cuda_queue& q, const bucket_losses<C, T, device_memory>& op) {
     measured_widths levels{};
     levels.count = static_cast<unsigned>(op.levels.size());  // ascending bits: no more than there are

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <algorithm>    // max, min
-#include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <span>         // levels
 #include <string_view>  // names

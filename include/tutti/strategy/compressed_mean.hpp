@@ -15,10 +15,12 @@
 #include <vector>       // segments
 
 #include <tutti/comm/communicator.hpp>           // communicator
+#include <tutti/comm/topology.hpp>               // stated network
 #include <tutti/compress/all_reduce.hpp>         // all_reduce, make_state
 #include <tutti/compress/compressor.hpp>         // segment
 #include <tutti/compress/dense.hpp>              // dense_level
 #include <tutti/compress/error_feedback.hpp>     // residuals
+#include <tutti/compress/gain.hpp>               // whether it pays
 #include <tutti/core/buffer.hpp>                 // the step count as memory
 #include <tutti/core/elementwise.hpp>            // fill
 #include <tutti/core/error.hpp>                  // usage_error
@@ -32,12 +34,19 @@
 
 namespace tutti::strategy {
 
+/// What decides whether compressing pays: the same on all ranks.
+struct stated_network {
+    comm::topology links;
+    compress::kernel_rates kernels;
+};
+
 /// Sends gradients through a compressor.
 ///
 /// Semantics    a tensor is read as a matrix of its first extent by all others. It is compressed at `level` if it has
 ///              two rows and two columns or more, and if its wire is at most 1/worth of its floats; all others are
-///              summed as floats. `worth` is the rule of PowerSGD's authors (2). Whether a network gains at all is another
-///              question: compress::expected_gain.
+///              summed as floats. `worth` is the rule of PowerSGD's authors (2). With a `network`, all tensors of a
+///              bucket go as they are if compress::expected_gain finds them no slower so, at the first level: over
+///              NVLink that is every bucket.
 ///              With feedback every rank keeps what its compression lost, a float an element, and adds it to its next
 ///              gradient. `rescale` keeps that in units of updates when the learning rate changes, for optimizers whose
 ///              step is proportional to the gradient; the trainer must tell the rate to begin().
@@ -53,6 +62,7 @@ template <std::copyable Compressor> struct compressed_mean {
     bool rescale = false;
     double worth = 2;
     std::uint64_t seed = 0;
+    std::optional<stated_network> network{};  ///< of the ranks that average; without one the user has decided
 
     template <communicator C, floating_element T> class state_type {
         using Q = queue_of<C>;
@@ -72,6 +82,7 @@ template <std::copyable Compressor> struct compressed_mean {
         std::vector<compress::segment> tensors_;  // of the whole model, by parameter
         schedule::bucket_plan plan_;
         buffer<std::uint64_t, Q> counter_;  // steps_ as memory
+        buffer<double, Q> kept_rate_;       // rate_ likewise, if it matters
         std::vector<state_entry<M>> entries_;
         Q queue_;
         std::uint64_t seed_;
@@ -87,6 +98,7 @@ template <std::copyable Compressor> struct compressed_mean {
             : tensors_(own.segments_of(list, plan))
             , plan_(plan)
             , counter_(q, 1)
+            , kept_rate_(q, own.rescale ? 1 : 0)
             , queue_(q)
             , seed_(own.seed)
             , rank_(static_cast<std::uint32_t>(rank))
@@ -107,6 +119,10 @@ template <std::copyable Compressor> struct compressed_mean {
                 for (const auto& e : shared_->lost.entries()) { entries_.push_back(e); }
             }
             entries_.push_back(state_of("exchange/steps", counter_.view()));
+            if (rescale_) {
+                fill(q, kept_rate_.view(), rate_);
+                entries_.push_back(state_of("exchange/rate", kept_rate_.view()));
+            }
             regroup();
         }
 
@@ -114,6 +130,7 @@ template <std::copyable Compressor> struct compressed_mean {
             if (rescale_ && feedback_ && rate > 0) {
                 if (rate_ > 0 && rate != rate_) { shared_->lost.rescale(rate_ / rate); }
                 rate_ = rate;
+                fill(queue_, kept_rate_.view(), rate_);
             }
             ++steps_;
             fill(queue_, counter_.view(), steps_);
@@ -125,10 +142,12 @@ template <std::copyable Compressor> struct compressed_mean {
                                      own->lost.view(), key, mean{});
             };
         }
+        void flush() const noexcept {}
         [[nodiscard]] std::span<const state_entry<M>> entries() const noexcept { return entries_; }
         void restored() {
             shared_->state.restored();
             steps_ = fetch(queue_, view<const std::uint64_t, M>(counter_.view()), steps_);
+            if (rescale_) { rate_ = fetch(queue_, view<const double, M>(kept_rate_.view()), rate_); }
         }
 
         /// Steps that have begun.
@@ -173,14 +192,30 @@ template <std::copyable Compressor> struct compressed_mean {
         if (!(worth >= 1) || !std::isfinite(worth)) {
             throw usage_error(formatted("compressed mean: a wire of at most 1/{} of the floats", worth));
         }
+        if (network) {  // refuses rates
+            static_cast<void>(compress::expected_gain(compressor, {}, 4, feedback, network->links, network->kernels));
+        }
     }
     [[nodiscard]] std::string describe() const {
-        return formatted("mean compressed at level {} of {}{}{}, if {} times smaller, seed {}", level, largest(),
-                         feedback ? ", with feedback" : "", rescale ? " in units of updates" : "", worth, seed);
+        return formatted(
+            "mean compressed at level {} of {}{}{}, if {} times smaller{}, seed {}", level, largest(),
+            feedback ? ", with feedback" : "", rescale ? " in units of updates" : "", worth,
+            network ? formatted(" and faster over {} nodes of {} ranks: {} s and {} B/s, {} s and {} B/s, "
+                                "kernels {} s and {} B/s",
+                                network->links.nodes(), network->links.ranks(), network->links.inside().latency_seconds,
+                                network->links.inside().bytes_per_second, network->links.between().latency_seconds,
+                                network->links.between().bytes_per_second, network->kernels.launch_seconds,
+                                network->kernels.bytes_per_second)
+                    : std::string(),
+            seed);
     }
     template <communicator C, floating_element T>
     [[nodiscard]] state_type<C, T> make_state(C& comm, const parameters<T, memory_of<C>>& list,
                                               const schedule::bucket_plan& plan, const schedule::lane_options&) const {
+        if (network && network->links.ranks() != comm.size()) {
+            throw usage_error(formatted("compressed mean: the stated network has {} ranks, '{}' has {}",
+                                        network->links.ranks(), comm.name(), comm.size()));
+        }
         return state_type<C, T>(*this, comm.queue(), list, plan, comm.rank());
     }
     /// Of the wire of a whole tensor at its level.
@@ -220,6 +255,19 @@ private:
                 }
             }
             all.push_back(s);
+        }
+        for (const schedule::bucket& b : plan.buckets) {
+            const std::span<compress::segment> own(all.data() + b.first, b.count);
+            if (!network ||
+                compress::expected_gain(compressor, own, sizeof(T), feedback, network->links, network->kernels)
+                    .worth_it()) {
+                continue;
+            }
+            for (compress::segment& s : own) {
+                s.level = compress::dense_level;
+                s.rows = s.size();
+                s.cols = 1;
+            }
         }
         return all;
     }

@@ -61,7 +61,7 @@ struct data_parallel_options {
 ///              and on nothing that differs between ranks: rounded by a seed of their own, replicas would drift apart.
 /// Cost         the exchange's; passes over memory: zero, norm, update, which writes masters and values at once.
 /// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish; those
-///              of the communicator from step, flush and finish.
+///              of the communicator from step, flush and finish; those of the exchange also from begin.
 template <communicator C, class Optimizer, floating_element T = float, class Exchange = plain_mean>
 requires optimize::optimizer<Optimizer, T, queue_of<C>> && comm::can_broadcast<C, T> &&
     gradient_exchange<Exchange, C, T>
@@ -205,6 +205,7 @@ public:
 
     void flush() {
         lane_.drain();
+        if (exchanged_) { exchanged_->flush(); }
         comm_.synchronize();
     }
 

@@ -28,16 +28,19 @@ using exchange_state_of = std::decay_t<decltype(std::declval<const E&>().templat
 /// What changes in an exchange.
 ///
 /// Semantics
-///   begin       a step begins; `rate` is its learning rate, 0 when that is not known yet.
+///   begin       a step begins; `rate` is its learning rate, 0 when that is not known yet. May communicate, and wait
+///               for what began in earlier steps.
 ///   average     work for a lane that makes bucket b of the flat gradient its mean over the ranks, in place. Submitted
 ///               once a step and bucket, in the plan's order. It captures what it needs by value; the memory that the
 ///               state owns stays where it is until the lane has drained.
+///   flush       waits for what it has in flight beside the buckets.
 ///   entries     what a bit-exact resume needs; restored() after they were written.
 template <class S, class C, class T>
 concept exchange_state = std::move_constructible<S> &&
     requires(S& state, std::size_t b, view<T, memory_of<C>> flat, double rate, C& comm) {
     state.begin(rate);
     state.average(b, flat)(comm);
+    state.flush();
     { state.entries() } -> std::same_as<std::span<const state_entry<memory_of<C>>>>;
     state.restored();
 };
@@ -72,6 +75,7 @@ struct plain_mean {
         [[nodiscard]] auto average(std::size_t b, view<T, M> flat) const {
             return [g = flat.sub(plan_.buckets[b].offset, plan_.buckets[b].size)](C& c) { c.all_reduce(g, g, mean{}); };
         }
+        void flush() const noexcept {}
         [[nodiscard]] std::span<const state_entry<M>> entries() const noexcept { return {}; }
         void restored() const noexcept {}
     };

@@ -63,14 +63,17 @@ struct critical_levels {
 ///              on, by all ranks in the same step, once they agree on the hash of the choice; never "when ready".
 ///              Factors and residuals are kept. A choice never costs more than the uniform level, nor, measured on the
 ///              window, loses more than choice.alpha times as much. Tensors that compressed_mean sends as they are stay
-///              so; levels whose wire is larger than the tensor are no options.
+///              so; levels whose wire is larger than the tensor are no options. With `critical` the budget is that of
+///              the careful and relaxed levels, and the uniform one counts before the first choice alone.
 ///   dense      steps of the warm-up send gradients as they are.
+/// Not finite   a gradient that is not finite spoils its window, until the next one begins: levels stay as they are.
 ///   one level  is no choice: then nothing is measured, and this is a compressed_mean with a warm-up.
 /// Determinism  as compressed_mean. Levels are functions of gradients, not of time.
 /// Cost         compressed_mean's; a float an element more storage, and 12 to 24 bytes an element of memory traffic in
 ///              the steps of a window. A selection, beside the steps: squared_errors, an all_reduce of 8 bytes a tensor
 ///              and level (averaged: also of 4 bytes an element), choose_levels. `delay` steps later a step waits for
-///              what is left of it, and for one exchange of hashes.
+///              what is left of it, and for one exchange of hashes. Over NCCL, where the collectives of a family start
+///              in the order of their calls, the next step's gradients leave behind squared_errors.
 /// Errors       usage_error for options that make no sense; mismatch_error, naming the ranks, where choices differ.
 template <std::copyable Compressor> struct selected_mean {
     compressed_mean<Compressor> mean{};  ///< its level is the uniform one; its largest_level is that of `levels`
@@ -124,6 +127,7 @@ template <std::copyable Compressor> struct selected_mean {
                 tensors.push_back(s);
                 table.add_layer(how.costs_of(s, plan.bucket_of[i], plan.buckets.size()));
             }
+            if (tensors.empty()) { return; }
             kept_levels_ = buffer<std::int32_t, Q>(queue_, tensors.size());
             kept_norms_ = buffer<double, Q>(queue_, how.critical ? tensors.size() : 0);
             fill(queue_, kept_levels_.view(), how.mean.level);
@@ -169,6 +173,9 @@ template <std::copyable Compressor> struct selected_mean {
             };
         }
 
+        void flush() {
+            if (selection_) { selection_->drain(); }
+        }
         [[nodiscard]] std::span<const state_entry<M>> entries() const noexcept { return entries_; }
         void restored() {
             inner_.restored();
@@ -197,6 +204,7 @@ template <std::copyable Compressor> struct selected_mean {
     private:
         void adopt() {
             choice_ = selection_->finish(queue_);
+            if (choice_.reason == compress::choice_reason::error_not_finite) { return; }
             std::vector<int> levels;
             for (const std::size_t option : choice_.options) { levels.push_back(selection_->how().levels[option]); }
             set_levels(levels);
@@ -243,6 +251,9 @@ template <std::copyable Compressor> struct selected_mean {
         if (!(choice.alpha > 0) || !std::isfinite(choice.alpha)) {
             throw usage_error(formatted("selected mean: alpha is {}, not positive and finite", choice.alpha));
         }
+        compress::level_table one;
+        one.add_layer(std::vector<double>{1.0});
+        static_cast<void>(compress::choose_levels(one, std::vector<std::size_t>{0}, choice));  // refuses
     }
     [[nodiscard]] std::string describe() const {
         std::string of;
@@ -288,8 +299,8 @@ private:
         std::vector<double> costs;
         for (const int level : levels) {
             s.level = level;
-            const std::size_t bytes = mean.bytes_of(s);
-            if (level > needed && bytes > 4 * s.size()) { break; }
+            const std::size_t bytes = mean.bytes_of(s);  // refuses
+            if (level > needed && bytes > 4 * s.size()) { continue; }
             costs.push_back(weight * static_cast<double>(bytes));
         }
         return costs;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <algorithm>    // nth_element, min, max
-#include <cmath>        // isfinite
+#include <concepts>     // what a scheme has
 #include <cstddef>      // size_t
 #include <functional>   // greater
 #include <limits>       // NaN
@@ -14,6 +14,7 @@
 #include <tutti/compress/compressor.hpp>                // segment, layout
 #include <tutti/compress/detail/bucket_operations.hpp>  // schemes of buckets
 #include <tutti/compress/detail/magnitude.hpp>          // magnitude, formed
+#include <tutti/compress/level_table.hpp>               // most_options
 #include <tutti/core/config.hpp>                        // TUTTI_HOST_DEVICE
 #include <tutti/core/element.hpp>                       // floating_element
 #include <tutti/core/partition.hpp>                     // part
@@ -22,8 +23,8 @@
 
 namespace tutti::compress::detail {
 
-/// The largest number of levels measured at once: rows of more would not fit into a kernel's parameters.
-inline constexpr std::size_t most_levels = 256;
+/// The largest number of levels measured at once: as many as a level_table has options.
+inline constexpr std::size_t most_levels = level_table::most_options;
 
 /// sums[i] = the squares of run i of `in`, added up.
 template <floating_element T, memory M> struct run_squares {
@@ -108,7 +109,6 @@ concept grid_scheme = bucket_scheme<C> && requires(const C& x, typename C::meta 
 /// rows: for each segment its squares added up, and the squared errors at each of `levels`.
 template <grid_scheme C, floating_element T, memory M> struct bucket_losses {
     static constexpr std::string_view name = "bucket_losses";
-    using real = master_t<T>;
     C scheme;
     layout all;
     std::span<const int> levels;

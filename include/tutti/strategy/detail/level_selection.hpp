@@ -6,6 +6,7 @@
 #include <algorithm>  // copy
 #include <cmath>      // sqrt
 #include <cstdint>    // hashes
+#include <exception>  // what ends a selection
 #include <memory>     // what work on the lanes shares with the strategy
 #include <optional>   // a selection under way
 #include <span>       // norms
@@ -90,12 +91,22 @@ public:
                 "choose levels", [own = shared_](comm::self<host_queue>&) { solve(*own); }, under_way_->measured));
     }
     [[nodiscard]] bool started() const noexcept { return under_way_.has_value(); }
+    /// Waits for work under way, whose choice finish() still gives.
+    void drain() {
+        measuring_.drain();
+        solving_.drain();
+    }
     /// Waits and forgets.
     void drop() { under_way_.reset(); }
     /// The choice, once all ranks have agreed on it.
     [[nodiscard]] const compress::level_choice& finish(const Q& q) {
         const auto done = std::exchange(under_way_, std::nullopt);
-        done->solved.wait(host_queue());
+        try {
+            done->solved.wait(host_queue());
+        } catch (const std::exception& e) {
+            measuring_.abort(e.what());  // the other ranks would wait for this one's choice
+            throw;
+        }
         const std::uint64_t hash = compress::hash_of(shared_->chosen);
         measuring_.submit("agree on levels", [hash](C& c) { c.agree(hash, "the chosen levels"); }).wait(q);
         return shared_->chosen;
@@ -130,13 +141,15 @@ private:
             return std::vector<std::size_t>(norms.size(), own.how.option_of(level));
         };
         std::vector<std::size_t> trusted = everywhere(own.how.mean.level);
+        std::vector<double> seen = own.norms;
         if (const auto& critical = own.how.critical) {
             compress::critical_regime regime(norms.size(), critical->eta);
             std::copy(own.norms.begin(), own.norms.end(), regime.norms().begin());
             trusted = regime.update(norms, everywhere(critical->relaxed), everywhere(critical->careful));
-            own.norms.assign(regime.norms().begin(), regime.norms().end());
+            seen.assign(regime.norms().begin(), regime.norms().end());
         }
         own.chosen = compress::choose_levels(own.table, trusted, own.how.choice);
+        if (own.chosen.reason != compress::choice_reason::error_not_finite) { own.norms = std::move(seen); }
     }
 };
 
