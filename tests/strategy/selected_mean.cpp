@@ -149,11 +149,25 @@ TEST_CASE("no delay: levels of the very next step; the largest delay that window
 }
 
 TEST_CASE("flush waits for a selection under way: its tables have been sent") {
-    auto same = ranks();
-    same.levels = {2};
-    const outcome chosen = trained(2, ranks(), 6), uniform = trained(2, same, 6);  // it begins with the last step
-    const std::uint64_t tables = 4 * 7 * sizeof(double);                           // of four tensors
-    for (std::size_t r = 0; r < 2; ++r) { CHECK(chosen.bytes[r] == uniform.bytes[r] + tables); }
+    std::uint64_t sent[2] = {};
+    threads::launch(2, [&](threads& w) {
+        toy<float> t = matrices();
+        counted<threads> counting(w.duplicate("training"));
+        const auto ledger = counting.traffic_ledger();
+        selected<power_sgd> s(std::move(counting), {}, {.bucket_bytes = 600}, ranks());
+        s.attach(t.parameters);
+        test::train(s, w.rank(), 2, {.steps = 5});  // to the end of a window
+        s.flush();
+        const auto before = ledger->total().bytes;
+        s.begin({});
+        s.flush();
+        sent[w.rank()] = ledger->total().bytes - before;
+        test::backward(s, 5, 2, 1.0, {});
+        s.step({0.01});
+        s.finish();
+    });
+    const std::uint64_t tables = 4 * 7 * sizeof(double);  // of four tensors
+    for (const std::uint64_t bytes : sent) { CHECK(bytes == tables); }
 }
 
 TEST_CASE("a run is a function of its arguments, whatever the order and the delays of gradients") {
