@@ -36,20 +36,11 @@ using comm::counted;
 using comm::threads;
 using strategy::compressed_mean;
 using test::expect;
+using test::matrices;
 using test::toy;
 
 template <class X, class Optimizer = optimize::sgd, class Comm = threads>
 using compressed = strategy::data_parallel<Comm, Optimizer, float, compressed_mean<X>>;
-
-/// The toy with matrices among its tensors; the rest are vectors.
-toy<float> matrices() {
-    toy<float> t;
-    t.parameters[1].shape = {8, 8};
-    t.parameters[3].shape = {3, 11};
-    t.parameters[4].shape = {10, 20};
-    t.parameters[7].shape = {3, 43};
-    return t;
-}
 
 /// Values after training on n ranks, the same on all; distance(values) of them is what a test judges.
 template <class X, class Optimizer = optimize::sgd>

@@ -34,19 +34,10 @@ using compress::quantize;
 using compress::top_k;
 using strategy::selected_mean;
 using test::expect;
+using test::matrices;
 using test::toy;
 
 template <class X> using selected = strategy::data_parallel<counted<threads>, optimize::adamw, float, selected_mean<X>>;
-
-/// The toy with matrices among its tensors; the rest are vectors.
-toy<float> matrices() {
-    toy<float> t;
-    t.parameters[1].shape = {8, 8};
-    t.parameters[3].shape = {3, 11};
-    t.parameters[4].shape = {10, 20};
-    t.parameters[7].shape = {3, 43};
-    return t;
-}
 
 constexpr compress::level_schedule::steps often{.warmup = 0, .period = 5, .window = 2};
 selected_mean<quantize> bits() {

@@ -96,6 +96,16 @@ template <class S> void backward(S& s, std::uint64_t first, std::uint64_t count,
     }
 }
 
+/// The toy with matrices among its tensors; the rest are vectors.
+inline toy<float> matrices() {
+    toy<float> t;
+    t.parameters[1].shape = {8, 8};
+    t.parameters[3].shape = {3, 11};
+    t.parameters[4].shape = {10, 20};
+    t.parameters[7].shape = {3, 43};
+    return t;
+}
+
 /// Global batches of `batch` samples over `ranks` ranks and `micro` micro-batches.
 struct recipe {
     int steps = 6;
