@@ -251,6 +251,49 @@ TEST_CASE("a resume from the saved state continues with the same bits") {
     check(compressed_mean<compress::power_sgd>{.level = 2});
     check(compressed_mean<compress::quantize>{.level = 3, .seed = 7});
     check(compressed_mean<compress::top_k>{.level = 500});
+    check(compressed_mean<compress::top_k>{.level = 500, .momentum = compress::momentum_options{}});
+}
+
+TEST_CASE("momentum of ranks: tensors that go as they are follow SGD with momentum; what is sent stops its own") {
+    const test::recipe plain{.steps = 12, .clip_norm = 1e9};
+    for (const bool nesterov : {false, true}) {
+        CAPTURE(nesterov);
+        // 8 bytes an element: everything is sent as it is.
+        const compressed_mean<compress::top_k> whole{
+            .level = 10000, .momentum = compress::momentum_options{.momentum = 0.9f, .nesterov = nesterov}};
+        const auto ranks_keep_it = trained(3, whole, plain, optimize::sgd{.momentum = 0});
+        const auto optimizer_keeps_it = trained(3, compressed_mean<compress::top_k>{.level = 10000}, plain,
+                                                optimize::sgd{.momentum = 0.9, .nesterov = nesterov});
+        const auto without =
+            trained(3, compressed_mean<compress::top_k>{.level = 10000}, plain, optimize::sgd{.momentum = 0});
+        CHECK(distance(ranks_keep_it, optimizer_keeps_it) < 1e-4 * distance(without, optimizer_keeps_it));
+    }
+    float u[4] = {}, v[4] = {};
+    threads::launch(1, [&](threads& w) {
+        std::vector<float> x(4, 0.0f);
+        strategy::parameters<float> list{{"x", {2, 2}, true, x, {}}};
+        compressed<compress::top_k> s(
+            w.duplicate("training"), {.momentum = 0}, {},
+            {.level = 2500, .worth = 1, .momentum = compress::momentum_options{.momentum = 0.5f}});
+        s.attach(list);
+        for (const auto& gradient : {std::vector<float>{8, 3, 0, 0}, {0, 0, 0, 100}}) {
+            s.begin({});
+            std::copy(gradient.begin(), gradient.end(), s.gradient(0).begin());
+            s.gradient_ready(0);
+            s.step({1});
+        }
+        expect(x == std::vector<float>{-8, 0, 0, -100}, "other elements were sent");
+        for (const auto& e : s.state()) {
+            if (e.name == "momentum") { std::memcpy(u, e.data.data(), sizeof(u)); }
+            if (e.name == "residual") { std::memcpy(v, e.data.data(), sizeof(v)); }
+        }
+    });
+    // 8 was sent, with its momentum; of 3 half is momentum, which adds to what is owed.
+    const float momentum[] = {0, 1.5f, 0, 0}, owed[] = {0, 4.5f, 0, 0};
+    for (std::size_t i = 0; i < 4; ++i) {
+        CHECK(u[i] == momentum[i]);
+        CHECK(v[i] == owed[i]);
+    }
 }
 
 TEST_CASE("levels change between steps; a strategy that was moved goes on") {
@@ -363,6 +406,12 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
     CHECK(text({.level = 4, .largest_level = 2}) == "compressed mean: level 4 of at most 2");
     CHECK(text({.level = 1, .worth = 0.5}) == "compressed mean: a wire of at most 1/0.5 of the floats");
     CHECK(text({.level = 1}).empty());
+    CHECK(text({.level = 1, .momentum = compress::momentum_options{}}) ==
+          "compressed mean: momentum needs top_k or threshold, which send elements as they are");
+    CHECK_THROWS_WITH_AS(
+        (compressed_mean<compress::top_k>{.level = 1, .rescale = true, .momentum = compress::momentum_options{}}
+             .validate()),
+        "compressed mean: with momentum, what is lost is always kept and never rescaled", usage_error);
     compressed_mean<compress::power_sgd> unmeasured{.level = 1};
     unmeasured.network = strategy::stated_network{comm::topology::one_node(2), {}};
     CHECK(text(unmeasured) == "expected_gain: kernels reach 0 B/s and start in 4e-06 s");

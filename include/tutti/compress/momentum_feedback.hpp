@@ -12,6 +12,7 @@
 #include <vector>       // entries
 
 #include <tutti/compress/compressor.hpp>        // layout
+#include <tutti/compress/dense.hpp>             // dense_level
 #include <tutti/compress/detail/magnitude.hpp>  // infinite_magnitude
 #include <tutti/core/buffer.hpp>                // momentum, residual
 #include <tutti/core/element.hpp>               // floating_element
@@ -104,8 +105,8 @@ struct momentum_options {
 ///              Local clipping by the norm comes before it, the limit divided by the root of the number of ranks.
 ///   add        u = m u + g, so that u + v is what the paper calls v; with Nesterov's  u = m (u + g) and v = v + g.
 ///   sent       after the compressor: momentum stops (u = 0) where nothing is owed any longer (v == 0), which are the
-///              elements that were sent. What is sent whole in every step is never late: segments of level 10000 keep
-///              their momentum, and so follow SGD with momentum, classic or Nesterov's.
+///              elements that were sent. What is sent whole in every step is never late: segments of level 10000, and
+///              those of dense_level, keep their momentum, and so follow SGD with momentum, classic or Nesterov's.
 /// Not finite   a gradient that is not finite is sent as such, and gone from u and v after sent().
 /// Determinism  elementwise; the same bits on host and device.
 /// Cost         8 bytes of state an element. add: sizeof(T) + 8 bytes and 2 flops (Nesterov 16 and 3), sent: 12 bytes.
@@ -131,20 +132,30 @@ public:
     }
 
     template <class T> void add(Q q, view<T, M> gradient) {
-        using element = std::remove_const_t<T>;
         detail::expect_size("momentum_feedback", "the gradient", gradient.size(), momentum_.size());
+        add_part(q, gradient, 0);
+    }
+    /// The same for elements `first` to first + gradient.size().
+    template <class T> void add_part(Q q, view<T, M> gradient, std::size_t first) {
+        using element = std::remove_const_t<T>;
+        if (first > momentum_.size() || gradient.size() > momentum_.size() - first) {
+            throw usage_error(formatted("momentum_feedback: elements {} to {} of {}", first, first + gradient.size(),
+                                        momentum_.size()));
+        }
+        const auto u = momentum_.view().sub(first, gradient.size());
+        const auto v = residual_.view().sub(first, gradient.size());
         if (options_.nesterov) {
-            run(q, detail::correct_momentum_operation<element, M, true>{gradient, momentum_.view(), residual_.view(),
-                                                                        options_.momentum});
+            run(q, detail::correct_momentum_operation<element, M, true>{gradient, u, v, options_.momentum});
         } else {
-            run(q, detail::correct_momentum_operation<element, M, false>{gradient, momentum_.view(), residual_.view(),
-                                                                         options_.momentum});
+            run(q, detail::correct_momentum_operation<element, M, false>{gradient, u, v, options_.momentum});
         }
     }
 
     void sent(Q q, layout all) {
         detail::expect_inside("momentum_feedback", all, momentum_.size());
-        const auto masked = [this](const segment& s) { return options_.masking && s.level != 10000; };
+        const auto masked = [this](const segment& s) {
+            return options_.masking && s.level != 10000 && s.level != dense_level;
+        };
         for (std::size_t i = 0; i < all.size();) {
             const segment& first = all[i];
             std::size_t count = first.size();

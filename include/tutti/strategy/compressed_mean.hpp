@@ -4,7 +4,7 @@
 #pragma once
 
 #include <cmath>        // isfinite
-#include <concepts>     // copyable
+#include <concepts>     // copyable, same_as
 #include <cstdint>      // seeds, steps
 #include <memory>       // what work on the lane shares with the strategy
 #include <optional>     // residuals
@@ -21,7 +21,9 @@
 #include <tutti/compress/dense.hpp>              // dense_level
 #include <tutti/compress/error_feedback.hpp>     // residuals
 #include <tutti/compress/gain.hpp>               // whether it pays
+#include <tutti/compress/momentum_feedback.hpp>  // momentum
 #include <tutti/core/buffer.hpp>                 // the step count as memory
+#include <tutti/core/element.hpp>                // dtype_of
 #include <tutti/core/elementwise.hpp>            // fill
 #include <tutti/core/error.hpp>                  // usage_error
 #include <tutti/core/run.hpp>                    // fetch
@@ -50,6 +52,9 @@ struct stated_network {
 ///              With feedback every rank keeps what its compression lost, a float an element, and adds it to its next
 ///              gradient. `rescale` keeps that in units of updates when the learning rate changes, for optimizers whose
 ///              step is proportional to the gradient; the trainer must tell the rate to begin().
+///              With `momentum` a rank keeps momentum, and what it owes as momentum would have it (deep gradient
+///              compression), for top_k and threshold over float gradients; the optimizer has none then. Tensors that
+///              go as they are follow SGD with momentum. A limit of the norm in step() is of what arrived.
 ///              state.set_levels gives each tensor a level of its own, at most `largest_level`, from the next step on.
 /// Determinism  as compress::all_reduce; random numbers are functions of (seed, step, rank, tensor, element).
 /// Cost         that of compress::all_reduce; its wire instead of 2(n-1)/n * sizeof(T) bytes an element.
@@ -62,6 +67,7 @@ template <std::copyable Compressor> struct compressed_mean {
     bool rescale = false;
     double worth = 2;
     std::uint64_t seed = 0;
+    std::optional<compress::momentum_options> momentum{};
     std::optional<stated_network> network{};  ///< of the ranks that average; without one the user has decided
 
     template <communicator C, floating_element T> class state_type {
@@ -76,6 +82,7 @@ template <std::copyable Compressor> struct compressed_mean {
             Compressor compressor;
             compressor_state state;
             compress::residuals<Q> lost;
+            std::optional<compress::momentum_feedback<Q>> momentum;  ///< in place of `lost`
         };
         std::shared_ptr<shared> shared_;
         std::vector<std::shared_ptr<const segments>> of_bucket_;
@@ -111,12 +118,19 @@ template <std::copyable Compressor> struct compressed_mean {
                 s.level = largest_;
                 largest.push_back(s);
             }
-            shared_ = std::make_shared<shared>(shared{own.compressor, compress::make_state(own.compressor, q, largest),
-                                                      compress::residuals<Q>(q, feedback_ ? plan.elements : 0)});
+            const bool kept = feedback_ && !own.momentum;
+            shared_ = std::make_shared<shared>(shared{own.compressor,
+                                                      compress::make_state(own.compressor, q, largest),
+                                                      compress::residuals<Q>(q, kept ? plan.elements : 0),
+                                                      {}});
+            if (own.momentum) { shared_->momentum.emplace(q, plan.elements, *own.momentum); }
             fill(q, counter_.view(), std::uint64_t{0});
             for (const auto& e : shared_->state.entries()) { entries_.push_back(e); }
-            if (feedback_) {
+            if (kept) {
                 for (const auto& e : shared_->lost.entries()) { entries_.push_back(e); }
+            }
+            if (own.momentum) {
+                for (const auto& e : shared_->momentum->entries()) { entries_.push_back(e); }
             }
             entries_.push_back(state_of("exchange/steps", counter_.view()));
             if (rescale_) {
@@ -137,7 +151,17 @@ template <std::copyable Compressor> struct compressed_mean {
         }
         [[nodiscard]] auto average(std::size_t b, view<T, M> flat) const {
             const compress::draw_key key{seed_, static_cast<std::uint32_t>(steps_), rank_};
-            return [own = shared_, all = of_bucket_[b], flat, key](C& c) {
+            return [own = shared_, all = of_bucket_[b], flat, key, first = plan_.buckets[b].offset,
+                    size = plan_.buckets[b].size](C& c) {
+                if constexpr (std::same_as<T, float>) {
+                    if (own->momentum) {
+                        own->momentum->add_part(c.queue(), flat.sub(first, size), first);
+                        compress::all_reduce(c, own->compressor, own->state, compress::layout(*all),
+                                             own->momentum->in(), flat, own->momentum->residual(), key, mean{});
+                        own->momentum->sent(c.queue(), compress::layout(*all));
+                        return;
+                    }
+                }
                 compress::all_reduce(c, own->compressor, own->state, compress::layout(*all), flat, flat,
                                      own->lost.view(), key, mean{});
             };
@@ -153,7 +177,9 @@ template <std::copyable Compressor> struct compressed_mean {
         /// Steps that have begun.
         [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
         /// What this rank owes, flat like the gradients; empty without feedback.
-        [[nodiscard]] view<float, M> owed() const noexcept { return shared_->lost.view(); }
+        [[nodiscard]] view<float, M> owed() const noexcept {
+            return shared_->momentum ? shared_->momentum->residual() : shared_->lost.view();
+        }
         /// By parameter: the whole tensor as it is sent, at its level.
         [[nodiscard]] std::span<const compress::segment> tensors() const noexcept { return tensors_; }
         /// New levels, by parameter, equal on all ranks; between steps. compress::dense_level for tensors that are not
@@ -192,14 +218,28 @@ template <std::copyable Compressor> struct compressed_mean {
         if (!(worth >= 1) || !std::isfinite(worth)) {
             throw usage_error(formatted("compressed mean: a wire of at most 1/{} of the floats", worth));
         }
+        if (momentum) {
+            momentum->validate();
+            if (!sends_elements) {
+                throw usage_error(
+                    "compressed mean: momentum needs top_k or threshold, which send elements as they are");
+            }
+            if (!feedback || rescale) {
+                throw usage_error("compressed mean: with momentum, what is lost is always kept and never rescaled");
+            }
+        }
         if (network) {  // refuses rates
             static_cast<void>(compress::expected_gain(compressor, {}, 4, feedback, network->links, network->kernels));
         }
     }
     [[nodiscard]] std::string describe() const {
         return formatted(
-            "mean compressed at level {} of {}{}{}, if {} times smaller{}, seed {}", level, largest(),
-            feedback ? ", with feedback" : "", rescale ? " in units of updates" : "", worth,
+            "mean compressed at level {} of {}{}{}{}, if {} times smaller{}, seed {}", level, largest(),
+            feedback ? ", with feedback" : "", rescale ? " in units of updates" : "",
+            momentum ? formatted(", momentum {}{}{}", momentum->momentum, momentum->nesterov ? ", Nesterov's" : "",
+                                 momentum->masking ? ", masked" : "")
+                     : std::string(),
+            worth,
             network ? formatted(" and faster over {} nodes of {} ranks: {} s and {} B/s, {} s and {} B/s, "
                                 "kernels {} s and {} B/s",
                                 network->links.nodes(), network->links.ranks(), network->links.inside().latency_seconds,
@@ -212,6 +252,10 @@ template <std::copyable Compressor> struct compressed_mean {
     template <communicator C, floating_element T>
     [[nodiscard]] state_type<C, T> make_state(C& comm, const parameters<T, memory_of<C>>& list,
                                               const schedule::bucket_plan& plan, const schedule::lane_options&) const {
+        if (momentum && !std::same_as<T, float>) {
+            throw usage_error(formatted("compressed mean: momentum is kept of gradients of float, these are {}",
+                                        name_of(dtype_of<T>)));
+        }
         if (network && network->links.ranks() != comm.size()) {
             throw usage_error(formatted("compressed mean: the stated network has {} ranks, '{}' has {}",
                                         network->links.ranks(), comm.name(), comm.size()));
@@ -230,6 +274,8 @@ template <std::copyable Compressor> struct compressed_mean {
     }
 
 private:
+    static constexpr bool sends_elements = requires(const compress::segment& s) { Compressor::kept(s); };
+
     [[nodiscard]] int largest() const noexcept { return largest_level == 0 ? level : largest_level; }
 
     /// Whole tensors, those worth it at the first level.

@@ -234,6 +234,9 @@ template <std::copyable Compressor> struct selected_mean {
                                         compress::level_table::most_options));
         }
         static_cast<void>(option_of(mean.level));
+        if (mean.momentum) {
+            throw usage_error("selected mean: levels are measured on gradients, so mean.momentum cannot be used");
+        }
         if (mean.largest_level != 0) {
             throw usage_error(formatted(
                 "selected mean: mean.largest_level is {}; it is the last of `levels`: leave it 0", mean.largest_level));
