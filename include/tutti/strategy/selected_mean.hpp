@@ -181,14 +181,14 @@ template <std::copyable Compressor> struct selected_mean {
             inner_.restored();
             if (!selection_) { return; }
             selection_->drop();
-            std::vector<int> levels(compressed_.size());
-            for (std::size_t t = 0; t < levels.size(); ++t) {
-                levels[t] = fetch(queue_, kept_levels_.view().sub(t, 1), 0);
+            std::vector<int> kept(compressed_.size());
+            for (std::size_t t = 0; t < kept.size(); ++t) {
+                kept[t] = fetch(queue_, kept_levels_.view().sub(t, 1), 0);
                 if (kept_norms_.size() != 0) {
                     selection_->norms()[t] = fetch(queue_, kept_norms_.view().sub(t, 1), 0.0);
                 }
             }
-            set_levels(levels);
+            set_levels(kept);
             // One that had begun, and whose levels are not in use yet, begins again: the window is as it was.
             const std::uint64_t step = inner_.steps(), ago = selection_->how().delay + 1;
             for (std::uint64_t s = step - std::min(step, ago); s + 1 < step; ++s) {
@@ -205,11 +205,11 @@ template <std::copyable Compressor> struct selected_mean {
         void adopt() {
             choice_ = selection_->finish(queue_);
             if (choice_.reason == compress::choice_reason::error_not_finite) { return; }
-            std::vector<int> levels;
-            for (const std::size_t option : choice_.options) { levels.push_back(selection_->how().levels[option]); }
-            set_levels(levels);
-            for (std::size_t t = 0; t < levels.size(); ++t) {
-                fill(queue_, kept_levels_.view().sub(t, 1), levels[t]);
+            std::vector<int> adopted;
+            for (const std::size_t option : choice_.options) { adopted.push_back(selection_->how().levels[option]); }
+            set_levels(adopted);
+            for (std::size_t t = 0; t < adopted.size(); ++t) {
+                fill(queue_, kept_levels_.view().sub(t, 1), adopted[t]);
                 if (kept_norms_.size() != 0) { fill(queue_, kept_norms_.view().sub(t, 1), selection_->norms()[t]); }
             }
         }
