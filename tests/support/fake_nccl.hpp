@@ -27,7 +27,8 @@ struct target {
 };
 /// The n-th call of `function` from now, counted from 1 on each target rank together, does nothing and returns `code`.
 void fail(std::string_view function, int nth, ncclResult_t code, target who = {});
-/// The n-th operation that `who` launches from now never arrives, until the rank aborts. Peers wait for it for good.
+/// The n-th operation that `who` launches from now never arrives, until the rank aborts. Peers wait for it for good, or
+/// until one of them aborts: then those that have arrived complete, and leave their outputs as they were.
 void stall(int nth, target who);
 /// From the n-th operation that `who` launches from now, the communicator has the asynchronous error `code` there, and
 /// nothing on it completes, until the rank aborts.

@@ -82,13 +82,21 @@ void arrive(ncclComm& c, task& mine) {
     q.changed.notify_all();
 }
 
-// The clique's mutex is held: nobody will touch the buffers of this task any more.
+// The clique's mutex is held: nobody will touch the buffers of this task any more. A kernel that is aborted tells its
+// peers to go on: theirs get to the end, without the sums.
 void withdraw(ncclComm& c, const task& mine) {
     for (auto* const queues : {&c.of->sends, &c.of->receives}) {
         for (auto& [pair, queue] : *queues) { std::erase(queue, &mine); }
     }
     for (auto& [number, met] : c.of->meetings) {
-        std::replace(met.begin(), met.end(), const_cast<task*>(&mine), static_cast<task*>(nullptr));
+        const auto own = std::find(met.begin(), met.end(), &mine);
+        if (own == met.end()) { continue; }
+        *own = nullptr;
+        if (!c.aborted) { continue; }
+        for (task*& peer : met) {
+            if (peer != nullptr) { std::exchange(peer, nullptr)->done = true; }
+        }
+        c.of->changed.notify_all();
     }
 }
 

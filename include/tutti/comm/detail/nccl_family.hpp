@@ -3,6 +3,7 @@
 // NCCL has no deadline and tells nobody that a rank is gone: a thread looks after all of it, every 20 ms.
 #pragma once
 
+#include <algorithm>           // find
 #include <atomic>              // flags
 #include <chrono>              // periods
 #include <condition_variable>  // watchdog's sleep
@@ -35,6 +36,9 @@ namespace tutti::comm::detail {
 /// Semantics  a family that is poisoned aborts all its NCCL communicators at once, each on a thread of its own: one
 ///            after the other would deadlock, since freeing one waits for the kernels of the next. Then host waits of
 ///            its queues throw the cause (it is their watcher).
+///   order    no rank aborts before all know of the failure, or 0.2 s have passed: a kernel that is aborted runs on
+///            without its peers' data and tells them to do so too, and their streams get to the end as if all were
+///            well. Who knows of the failure does not believe them.
 ///   watchdog finds a cause in NCCL's asynchronous errors, in another rank's failure (through the store), in an NCCL
 ///            call or in work of a stream that takes longer than the timeout. It finds out who is missing before it
 ///            poisons; also when NCCL lost a connection, which is all that NCCL knows of a rank that was killed.
@@ -43,6 +47,7 @@ namespace tutti::comm::detail {
 class nccl_family final : public tutti::detail::cuda_watcher {
     static constexpr duration period = std::chrono::milliseconds(20);
     static constexpr duration patience = std::chrono::seconds(5);  // for the watchdog to find out who is missing
+    static constexpr duration hearing = 10 * period;               // for others to hear of a failure
 
     const std::unique_ptr<store_link> store_;  // may be null: with a caller's communicator
     const std::string key_;
@@ -59,6 +64,7 @@ class nccl_family final : public tutti::detail::cuda_watcher {
     bool aborted_ = false;  // all of channels_
     bool looking_ = false;  // at a copy of channels_
     bool ending_ = false;
+    bool heard_ = false;  // others know that this rank knows; the watchdog's
     std::atomic<std::size_t> count_{0};  // of channels
 
     const bool nccl_orders_launches_ = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT") != nullptr &&
@@ -93,11 +99,13 @@ public:
         watchdog_.join();
         if (!channels_.empty()) {  // left by an exception, and nobody said more
             poison(left_);
+            await_others();
             abort_all(all_of(channels_), device_);
         }
         if (store_ == nullptr) { return; }
         try {
-            store_->leave(key_, rank);
+            store_->leave(key_, rank);  // first: nobody shall wait for this rank
+            if (heard_) { store_->leave(heard(), rank); }
         } catch (const std::exception&) {}  // the directory is gone: nothing is left to be taken back
     }
 
@@ -219,6 +227,24 @@ private:
         } catch (const std::exception&) { poisoned_.store(true, std::memory_order_release); }  // the abort stands
     }
 
+    [[nodiscard]] std::string heard() const { return formatted("{}/heard", key_); }
+    // Until all ranks that are still here know that the family has failed.
+    void await_others() noexcept {
+        if (store_ == nullptr || heard_) { return; }
+        try {
+            heard_ = true;
+            store_->arrive(heard(), rank);
+            for (const deadline limit = after(hearing); clock_type::now() < limit;) {
+                std::vector<int> deaf = store_->missing(heard(), ranks);
+                if (deaf.empty()) { return; }
+                const std::vector<int> gone = store_->missing(key_, ranks);
+                std::erase_if(deaf, [&](int r) { return std::find(gone.begin(), gone.end(), r) != gone.end(); });
+                if (deaf.empty()) { return; }
+                std::this_thread::sleep_for(std::chrono::milliseconds(1));
+            }
+        } catch (const std::exception&) {}  // the store is gone: nobody can be told
+    }
+
     void await_abort() noexcept {
         std::unique_lock lock(mutex_);
         changed_.wait_for(lock, 2 * longest_end, [&] { return aborted_; });
@@ -259,6 +285,7 @@ private:
             const bool failed = poisoned();  // who poisons from here on is heard at the next look
             if (failed) {
                 for (nccl_watched& w : now) { w.marker.reset(); }
+                await_others();
                 abort_all(all_of(now), device_);
             }
             lock.lock();

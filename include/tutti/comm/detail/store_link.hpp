@@ -26,6 +26,7 @@ public:
     virtual void forget(std::string_view key) = 0;
     virtual void arrive(std::string_view key, int rank) = 0;
     virtual void leave(std::string_view key, int rank) = 0;
+    [[nodiscard]] virtual std::vector<int> missing(std::string_view key, int ranks) = 0;
     virtual void wait_for_all(std::string_view key, int ranks, deadline limit) = 0;
     virtual void fail(std::string_view key, int rank, std::string_view why) = 0;
     [[nodiscard]] virtual std::optional<std::string> failure(std::string_view key) = 0;
@@ -42,6 +43,7 @@ public:
     void forget(std::string_view key) override { store_->forget(key); }
     void arrive(std::string_view key, int rank) override { store_->arrive(key, rank); }
     void leave(std::string_view key, int rank) override { store_->leave(key, rank); }
+    std::vector<int> missing(std::string_view key, int ranks) override { return store_->missing(key, ranks); }
     void wait_for_all(std::string_view key, int ranks, deadline limit) override {
         store_->wait_for_all(key, ranks, limit);
     }
