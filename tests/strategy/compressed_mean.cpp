@@ -6,6 +6,7 @@
 #include <cstring>      // memcpy
 #include <limits>       // infinity
 #include <mutex>        // sums over ranks
+#include <optional>     // nodes
 #include <string>       // texts
 #include <string_view>  // names
 #include <utility>      // move
@@ -19,6 +20,7 @@
 #include <tutti/compress/dense.hpp>            // nothing lost
 #include <tutti/compress/power_sgd.hpp>        // linear
 #include <tutti/compress/quantize.hpp>         // cut among owners
+#include <tutti/compress/shards.hpp>           // cut
 #include <tutti/compress/top_k.hpp>            // gathered whole
 #include <tutti/optimize/adamw.hpp>            // optimizer
 #include <tutti/optimize/sgd.hpp>              // optimizer
@@ -68,6 +70,7 @@ std::vector<float> trained_plainly(int n, test::recipe r = {.steps = 40}) {
     });
     return values;
 }
+comm::topology nodes(int count, int ranks_of_each) { return comm::topology::uniform(count, ranks_of_each); }
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
     double sum = 0;
     for (std::size_t i = 0; i < a.size(); ++i) { sum += (double{a[i]} - b[i]) * (double{a[i]} - b[i]); }
@@ -82,11 +85,60 @@ TEST_CASE("a compressor that loses nothing trains like plain data parallel") {
     }
 }
 
+TEST_CASE("between nodes alone, a compressor that loses nothing trains like plain data parallel") {
+    for (const auto& [count, each] : {std::pair(2, 2), std::pair(2, 3), std::pair(3, 2)}) {
+        CAPTURE(count);
+        CAPTURE(each);
+        const compressed_mean<compress::dense<>> how{.level = 1, .worth = 1, .nodes = nodes(count, each)};
+        CHECK(distance(trained(count * each, how), trained_plainly(count * each)) < 1e-5);
+    }
+}
+
+TEST_CASE("between nodes alone: the links inside carry gradients as they are, those between their wires") {
+    comm::traffic_snapshot sent;
+    std::uint64_t wires = 0;  // of this rank's share: a part to the other node, and then the other part
+    threads::launch(4, [&](threads& w) {
+        toy<float> t = matrices();
+        counted counting(w.duplicate("training"));
+        const auto ledger = counting.traffic_ledger();
+        compressed<compress::quantize, optimize::sgd, counted<threads>> s(std::move(counting), {}, {},
+                                                                          {.level = 4, .nodes = nodes(2, 2)});
+        s.attach(t.parameters);
+        const auto before = ledger->snapshot();
+        test::train(s, w.rank(), 4, {.steps = 1});
+        s.flush();
+        if (w.rank() != 0) { return; }
+        sent = ledger->snapshot() - before;
+        const compress::quantize four_bits;
+        const auto shares = compress::cut(s.exchange().tensors(), four_bits.granularity(), 2);
+        for (const compress::segment& g : shares.of(0)) {
+            if (g.level != compress::dense_level) { wires += four_bits.wire_bytes(g); }
+        }
+    });
+    using enum comm::collective;
+    CHECK(sent[reduce_scatter_v].calls == 1);
+    CHECK(sent[all_to_all_v].calls == 1);
+    // To the other rank of the node its share of the gradients, and then the own share of their mean.
+    CHECK(sent[reduce_scatter_v].bytes + sent[all_gather_v].bytes + sent[all_gather].bytes + sent[all_to_all_v].bytes ==
+          4 * 451 + wires);
+}
+
+TEST_CASE("nodes of one rank, and one node, change no bit") {
+    const auto with = [](std::optional<comm::topology> where) {
+        return trained(4, compressed_mean<compress::quantize>{.level = 3, .nodes = std::move(where)});
+    };
+    const auto without = with(std::nullopt);
+    CHECK(test::same_bytes(with(nodes(4, 1)), without));
+    CHECK(test::same_bytes(with(nodes(1, 4)), without));
+    CHECK_FALSE(test::same_bytes(with(nodes(2, 2)), without));
+}
+
 TEST_CASE("with feedback, weights and residuals together are where plain steps would be") {
     // Gradients that depend on rank and step alone, and plain steps: after them, weights lack the rate times the mean of
     // what ranks still owe, and nothing else.
     const auto missing = []<class X>(compressed_mean<X> how) {
-        constexpr int n = 3;
+        const int n = how.nodes ? how.nodes->ranks() : 3;
+        const int debtors = how.nodes ? how.nodes->nodes() : n;  // of each element
         constexpr float rate = 0.25f;
         std::vector<double> owed(451), gap(451);
         std::mutex adding;
@@ -119,7 +171,7 @@ TEST_CASE("with feedback, weights and residuals together are where plain steps w
                 for (std::size_t i = 0; i < owed.size(); ++i) {
                     float x = 0;
                     std::memcpy(&x, e.data.data() + 4 * i, 4);
-                    owed[i] += rate * double{x} / n;
+                    owed[i] += rate * double{x} / debtors;
                 }
             }
             const auto values = t.values();
@@ -138,6 +190,10 @@ TEST_CASE("with feedback, weights and residuals together are where plain steps w
     CHECK(missing(compressed_mean<compress::power_sgd>{.level = 1}) < 1e-5);
     CHECK(missing(compressed_mean<compress::quantize>{.level = 2}) < 1e-5);
     CHECK(missing(compressed_mean<compress::quantize>{.level = 2, .feedback = false}) > 1e-3);
+    CHECK(missing(compressed_mean<compress::top_k>{.level = 1000, .nodes = nodes(3, 2)}) < 1e-5);
+    CHECK(missing(compressed_mean<compress::power_sgd>{.level = 1, .nodes = nodes(2, 2)}) < 1e-5);
+    CHECK(missing(compressed_mean<compress::quantize>{.level = 2, .nodes = nodes(2, 3)}) < 1e-5);
+    CHECK(missing(compressed_mean<compress::quantize>{.level = 2, .feedback = false, .nodes = nodes(2, 2)}) > 1e-3);
 }
 
 TEST_CASE("vectors, scalars and what would not get smaller go as they are") {
@@ -178,18 +234,21 @@ TEST_CASE("with a stated network, buckets that would not be faster go as they ar
     CHECK(compressed_over({0, 1e6}) == std::vector<int>{0, 1, 0, 1, 1, 0, 0, 1, 0});
     CHECK(compressed_over({1e-3, 1e6}) == none);  // its second round costs more than the bytes save
 
-    threads::launch(2, [&](threads& w) {
-        toy<float> t = matrices();
-        compressed_mean<compress::power_sgd> how{.level = 1};
-        how.network = strategy::stated_network{comm::topology::one_node(3), kernels};
-        compressed<compress::power_sgd> s(w.duplicate("training"), {}, {}, how);
-        try {
-            s.attach(t.parameters);
-            throw test::failure("a network of other ranks was taken");
-        } catch (const usage_error& e) {
-            expect(std::string(e.what()).find("the stated network has 3 ranks") != std::string::npos, "{}", e.what());
-        }
-    });
+    const auto refused = [](compressed_mean<compress::power_sgd> how, const std::string& text) {
+        threads::launch(2, [&](threads& w) {
+            toy<float> t = matrices();
+            compressed<compress::power_sgd> s(w.duplicate("training"), {}, {}, how);
+            try {
+                s.attach(t.parameters);
+                throw test::failure("other ranks were taken");
+            } catch (const usage_error& e) {
+                expect(std::string(e.what()).find(text) != std::string::npos, "{}", e.what());
+            }
+        });
+    };
+    refused({.level = 1, .network = strategy::stated_network{comm::topology::one_node(3), kernels}},
+            "the stated network has 3 ranks");
+    refused({.level = 1, .nodes = nodes(2, 2)}, "nodes of 4 ranks together");
 }
 
 TEST_CASE("bytes on the wire are those of the compressor, tensor by tensor") {
@@ -225,13 +284,14 @@ TEST_CASE("a resume from the saved state continues with the same bits") {
     };
     const auto check = [&]<class X>(compressed_mean<X> how) {
         std::atomic<int> equal = 0;
-        threads::launch(3, [&](threads& w) {
+        const int n = how.nodes ? how.nodes->ranks() : 3;
+        threads::launch(n, [&](threads& w) {
             toy<float> straight = matrices();
             compressed<X, optimize::adamw> whole(w.duplicate("whole"), {}, {.bucket_bytes = 600}, how);
             whole.attach(straight.parameters);
-            test::train(whole, w.rank(), 3, {.steps = 5});
+            test::train(whole, w.rank(), n, {.steps = 5});
             const auto checkpoint = saved(whole);
-            test::train(whole, w.rank(), 3, {.steps = 5, .first_step = 5});
+            test::train(whole, w.rank(), n, {.steps = 5, .first_step = 5});
             whole.flush();
 
             toy<float> fresh = matrices();
@@ -242,15 +302,17 @@ TEST_CASE("a resume from the saved state continues with the same bits") {
                 if (!checkpoint[i].empty()) { std::memcpy(e.data.data(), checkpoint[i].data(), checkpoint[i].size()); }
             }
             resumed.restored();
-            test::train(resumed, w.rank(), 3, {.steps = 5, .first_step = 5});
+            test::train(resumed, w.rank(), n, {.steps = 5, .first_step = 5});
             resumed.flush();
             equal += test::same_bytes(fresh.values(), straight.values()) && saved(resumed) == saved(whole) ? 1 : 0;
         });
-        CHECK(equal == 3);
+        CHECK(equal == n);
     };
     check(compressed_mean<compress::power_sgd>{.level = 2});
     check(compressed_mean<compress::quantize>{.level = 3, .seed = 7});
     check(compressed_mean<compress::top_k>{.level = 500});
+    check(compressed_mean<compress::quantize>{.level = 3, .seed = 7, .nodes = nodes(2, 2)});
+    check(compressed_mean<compress::power_sgd>{.level = 2, .nodes = nodes(2, 2)});
     check(compressed_mean<compress::top_k>{.level = 500, .momentum = compress::momentum_options{}});
 }
 
@@ -418,6 +480,20 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
     unmeasured.network->kernels.bytes_per_second = 1e12;
     CHECK(text(unmeasured).empty());
     CHECK(unmeasured.describe() != compressed_mean<compress::power_sgd>{.level = 1}.describe());
+    compressed_mean<compress::power_sgd> apart{.level = 1, .nodes = comm::topology({.node = {0, 0, 1}})};
+    CHECK(text(apart) == "compressed mean: nodes of 1 to 2 ranks; all must have as many");
+    apart.nodes = nodes(2, 2);
+    CHECK(text(apart).empty());
+    CHECK(apart.describe() != compressed_mean<compress::power_sgd>{.level = 1}.describe());
+    const std::string neighbors = apart.describe();
+    apart.nodes = comm::topology({.node = {0, 1, 0, 1}});
+    CHECK(apart.describe() != neighbors);
+    apart.network = unmeasured.network;
+    CHECK(text(apart) == "compressed mean: `network` judges compression between all ranks; leave out it or `nodes`");
+    CHECK_THROWS_WITH_AS(
+        (compressed_mean<compress::top_k>{.level = 1, .momentum = compress::momentum_options{}, .nodes = nodes(2, 2)}
+             .validate()),
+        "compressed mean: momentum is kept of what single ranks send, with `nodes` nodes send", usage_error);
     CHECK(compressed_mean<compress::power_sgd>{.level = 1}.describe() !=
           compressed_mean<compress::power_sgd>{.level = 2}.describe());
 }

@@ -21,6 +21,7 @@
 #include <tutti/compress/dense.hpp>              // dense_level
 #include <tutti/compress/error_feedback.hpp>     // residuals
 #include <tutti/compress/gain.hpp>               // whether it pays
+#include <tutti/compress/hierarchical.hpp>       // all_reduce between nodes
 #include <tutti/compress/momentum_feedback.hpp>  // momentum
 #include <tutti/core/buffer.hpp>                 // the step count as memory
 #include <tutti/core/element.hpp>                // dtype_of
@@ -55,9 +56,14 @@ struct stated_network {
 ///              With `momentum` a rank keeps momentum, and what it owes as momentum would have it (deep gradient
 ///              compression), for top_k and threshold over float gradients; the optimizer has none then. Tensors that
 ///              go as they are follow SGD with momentum. A limit of the norm in step() is of what arrived.
+///   nodes      where the ranks are: with several ranks on each of several nodes, gradients are averaged as they are
+///              inside nodes, and every rank compresses its share of its node's mean for the ranks of its place on the
+///              other nodes (compress/hierarchical). What it owes is of that mean then, in its share. Ranks that are
+///              all on one node, or each on a node of its own, work as without.
 ///              state.set_levels gives each tensor a level of its own, at most `largest_level`, from the next step on.
 /// Determinism  as compress::all_reduce; random numbers are functions of (seed, step, rank, tensor, element).
-/// Cost         that of compress::all_reduce; its wire instead of 2(n-1)/n * sizeof(T) bytes an element.
+/// Cost         that of compress::all_reduce; its wire instead of 2(n-1)/n * sizeof(T) bytes an element. With `nodes`
+///              two communicators more, made by attach().
 /// Errors       usage_error for levels that it does not have.
 template <std::copyable Compressor> struct compressed_mean {
     Compressor compressor{};
@@ -69,6 +75,7 @@ template <std::copyable Compressor> struct compressed_mean {
     std::uint64_t seed = 0;
     std::optional<compress::momentum_options> momentum{};
     std::optional<stated_network> network{};  ///< of the ranks that average; without one the user has decided
+    std::optional<comm::topology> nodes{};    ///< likewise; all of one size
 
     template <communicator C, floating_element T> class state_type {
         using Q = queue_of<C>;
@@ -77,12 +84,29 @@ template <std::copyable Compressor> struct compressed_mean {
         using compressor_state = std::decay_t<decltype(compress::make_state(
             std::declval<const Compressor&>(), std::declval<Q>(), std::declval<compress::layout>()))>;
 
+        struct node_links {
+            C inside;  // the ranks of this node
+            C across;  // those of this rank's place, on all nodes
+        };
         // What work on the lane shares with the strategy. Its address stays when the strategy moves.
         struct shared {
             Compressor compressor;
             compressor_state state;
             compress::residuals<Q> lost;
             std::optional<compress::momentum_feedback<Q>> momentum;  ///< in place of `lost`
+            std::optional<node_links> links;
+
+            void all_reduce(C& c, compress::layout all, view<T, M> flat, const compress::draw_key& key) {
+                if constexpr (goes_by_node<C, T>) {
+                    if (links) {
+                        const compress::detail::detour there(c.queue(), links->inside.queue());
+                        compress::all_reduce(links->inside, links->across, compressor, state, all, flat, flat,
+                                             lost.view(), key, mean{});
+                        return;
+                    }
+                }
+                compress::all_reduce(c, compressor, state, all, flat, flat, lost.view(), key, mean{});
+            }
         };
         std::shared_ptr<shared> shared_;
         std::vector<std::shared_ptr<const segments>> of_bucket_;
@@ -100,18 +124,18 @@ template <std::copyable Compressor> struct compressed_mean {
         double rate_ = 0;
 
     public:
-        state_type(const compressed_mean& own, const Q& q, const parameters<T, M>& list,
-                   const schedule::bucket_plan& plan, int rank)
+        state_type(const compressed_mean& own, C& comm, const parameters<T, M>& list, const schedule::bucket_plan& plan)
             : tensors_(own.segments_of(list, plan))
             , plan_(plan)
-            , counter_(q, 1)
-            , kept_rate_(q, own.rescale ? 1 : 0)
-            , queue_(q)
+            , counter_(comm.queue(), 1)
+            , kept_rate_(comm.queue(), own.rescale ? 1 : 0)
+            , queue_(comm.queue())
             , seed_(own.seed)
-            , rank_(static_cast<std::uint32_t>(rank))
+            , rank_(static_cast<std::uint32_t>(comm.rank()))
             , largest_(own.largest())
             , feedback_(own.feedback)
             , rescale_(own.rescale) {
+            const Q& q = queue_;
             segments largest;
             for (compress::segment s : tensors_) {
                 if (s.level == compress::dense_level) { continue; }
@@ -122,7 +146,18 @@ template <std::copyable Compressor> struct compressed_mean {
             shared_ = std::make_shared<shared>(shared{own.compressor,
                                                       compress::make_state(own.compressor, q, largest),
                                                       compress::residuals<Q>(q, kept ? plan.elements : 0),
+                                                      {},
                                                       {}});
+            if (own.goes_between_nodes()) {
+                std::vector<int> node, place;
+                for (int r = 0; r < comm.size(); ++r) {
+                    node.push_back(own.nodes->node_of(r));
+                    place.push_back(own.nodes->local_rank(r));
+                }
+                std::optional<C> inside = comm.split(node, "node");
+                std::optional<C> across = comm.split(place, "place");
+                shared_->links.emplace(*std::move(inside), *std::move(across));
+            }
             if (own.momentum) { shared_->momentum.emplace(q, plan.elements, *own.momentum); }
             fill(q, counter_.view(), std::uint64_t{0});
             for (const auto& e : shared_->state.entries()) { entries_.push_back(e); }
@@ -162,8 +197,7 @@ template <std::copyable Compressor> struct compressed_mean {
                         return;
                     }
                 }
-                compress::all_reduce(c, own->compressor, own->state, compress::layout(*all), flat, flat,
-                                     own->lost.view(), key, mean{});
+                own->all_reduce(c, compress::layout(*all), flat, key);
             };
         }
         void flush() const noexcept {}
@@ -228,12 +262,23 @@ template <std::copyable Compressor> struct compressed_mean {
                 throw usage_error("compressed mean: with momentum, what is lost is always kept and never rescaled");
             }
         }
+        if (nodes && nodes->smallest_node() != nodes->largest_node()) {
+            throw usage_error(formatted("compressed mean: nodes of {} to {} ranks; all must have as many",
+                                        nodes->smallest_node(), nodes->largest_node()));
+        }
+        if (goes_between_nodes() && momentum) {
+            throw usage_error("compressed mean: momentum is kept of what single ranks send, with `nodes` nodes send");
+        }
+        if (goes_between_nodes() && network) {
+            throw usage_error(
+                "compressed mean: `network` judges compression between all ranks; leave out it or `nodes`");
+        }
         if (network) {  // refuses rates
             static_cast<void>(compress::expected_gain(compressor, {}, 4, feedback, network->links, network->kernels));
         }
     }
     [[nodiscard]] std::string describe() const {
-        return formatted(
+        const std::string text = formatted(
             "mean compressed at level {} of {}{}{}{}, if {} times smaller{}, seed {}", level, largest(),
             feedback ? ", with feedback" : "", rescale ? " in units of updates" : "",
             momentum ? formatted(", momentum {}{}{}", momentum->momentum, momentum->nesterov ? ", Nesterov's" : "",
@@ -248,6 +293,7 @@ template <std::copyable Compressor> struct compressed_mean {
                                 network->kernels.bytes_per_second)
                     : std::string(),
             seed);
+        return goes_between_nodes() ? text + ", between nodes" + list_of_nodes() : text;
     }
     template <communicator C, floating_element T>
     [[nodiscard]] state_type<C, T> make_state(C& comm, const parameters<T, memory_of<C>>& list,
@@ -260,7 +306,14 @@ template <std::copyable Compressor> struct compressed_mean {
             throw usage_error(formatted("compressed mean: the stated network has {} ranks, '{}' has {}",
                                         network->links.ranks(), comm.name(), comm.size()));
         }
-        return state_type<C, T>(*this, comm.queue(), list, plan, comm.rank());
+        if (nodes && nodes->ranks() != comm.size()) {
+            throw usage_error(formatted("compressed mean: nodes of {} ranks together, '{}' has {}", nodes->ranks(),
+                                        comm.name(), comm.size()));
+        }
+        if (goes_between_nodes() && !goes_by_node<C, T>) {
+            throw usage_error(formatted("compressed mean: '{}' cannot average inside nodes", comm.name()));
+        }
+        return state_type<C, T>(*this, comm, list, plan);
     }
     /// Of the wire of a whole tensor at its level.
     [[nodiscard]] std::size_t bytes_of(const compress::segment& s) const {
@@ -276,7 +329,19 @@ template <std::copyable Compressor> struct compressed_mean {
 private:
     static constexpr bool sends_elements = requires(const compress::segment& s) { Compressor::kept(s); };
 
+    template <class C, class T>
+    static constexpr bool goes_by_node =
+        compress::reducible_by<Compressor, C, T>&& comm::can_reduce_scatter<C, T, mean>&& comm::can_all_gather<C, T>;
+
     [[nodiscard]] int largest() const noexcept { return largest_level == 0 ? level : largest_level; }
+    [[nodiscard]] bool goes_between_nodes() const {
+        return nodes && nodes->nodes() > 1 && nodes->ranks() > nodes->nodes();
+    }
+    [[nodiscard]] std::string list_of_nodes() const {
+        std::string list;
+        for (int r = 0; r < nodes->ranks(); ++r) { list += formatted(" {}", nodes->node_of(r)); }
+        return list;
+    }
 
     /// Whole tensors, those worth it at the first level.
     template <class T, memory M>
