@@ -64,6 +64,8 @@ class Tutti:
                 os.path.join(results, "report.json")]
         if not processes:
             return line + ["--gpus", str(gpus)], results
+        if nodes:
+            line += ["--nodes", str(nodes)]
         inside = gpus // nodes if nodes else gpus
         host = f'NCCL_HOSTID="node $((OMPI_COMM_WORLD_RANK / {inside}))" ' if nodes else ""
         return MPIRUN + ["-n", str(gpus), "sh", "-c", host + 'exec "$0" "$@"'] + line + ["--backend", "nccl"], results
@@ -182,7 +184,7 @@ def main():
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--batch", type=int, default=32, help="sequences of one GPU and step")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--limit", type=int, default=300, help="seconds that one run may take")
     parser.add_argument("--traces", metavar="FOLDER", help="keep tutti's traces there")
     parser.add_argument("-J", "--json", metavar="PATH", help="write the report here")

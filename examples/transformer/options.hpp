@@ -44,6 +44,7 @@ struct options {
     int select_every = 100;
     std::string error_sum;
     std::string measure = "local";
+    int nodes = 0;  // 0: as many as there are host names
     std::uint64_t seed = 1;
     std::string precision;  // empty: float, on cuda bf16
     int recompute = -1;     // -1: what suits the device
@@ -175,6 +176,10 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
            "ddp-lgreco: errors are those of gradients of each rank, with what it owes (local), or of their mean "
            "(averaged)")
         ->capture_default_str();
+    app.add_option("--nodes", o.nodes,
+                   "machines that the ranks are on, neighbors together: where each has several, gradients but those of "
+                   "ddp-powersgd are compressed between machines alone; default: by host names")
+        ->check(within(1, 1024));
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
@@ -290,6 +295,8 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
             fmt::format("--ranks: pipeline '{}' is for 1 rank, not {}", o.pipeline, o.ranks));
     require(processes == 0 || o.ranks == processes,
             fmt::format("--ranks: {} asked for, but mpirun started {}", o.ranks, processes));
+    require(o.nodes == 0 || o.ranks % o.nodes == 0,
+            fmt::format("--nodes: {} ranks cannot be divided among {} machines", o.ranks, o.nodes));
     require(o.batch % o.ranks == 0,
             fmt::format("--batch: {} sequences cannot be divided among {} ranks", o.batch, o.ranks));
     const int part = o.batch / o.ranks;

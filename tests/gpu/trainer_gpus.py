@@ -106,6 +106,16 @@ def check_bytes(folder, *options):
             sys.exit("%s: chosen levels send more" % family)
 
 
+def check_nodes(folder, *options):
+    """Compressed between nodes alone: the same bits twice, and not those of compressing between all."""
+    options += ("--gpus", "4", "--pipeline", "ddp-4bit")
+    once, again, flat = (train(folder, *options, "--nodes", str(nodes)) for nodes in (2, 2, 1))
+    if once["parameter_hash"] != again["parameter_hash"] or once["parameter_hash"] == flat["parameter_hash"]:
+        sys.exit("two nodes: hashes %s, %s, of one node %s" %
+                 tuple(report["parameter_hash"] for report in (once, again, flat)))
+    expect_close("two nodes of two GPUs", losses(once), losses(flat), 2e-2)
+
+
 def main():
     present = gpus()
     if present == 0:
@@ -136,6 +146,9 @@ def main():
         check_levels(folder, "--data", text, "--steps", "42", "--select-every", "20", "--rank", "8")
         if present > 1:
             check_bytes(folder, "--data", text, "--steps", "42", "--select-every", "20", "--rank", "8", "--gpus", "2")
+
+        if present > 3:
+            check_nodes(folder, "--data", text, "--steps", "20")
 
         # A step too small to change a float: what is loaded is saved again. In 16 bits weights would have been rounded.
         first, second = os.path.join(folder, "first.safetensors"), os.path.join(folder, "second.safetensors")

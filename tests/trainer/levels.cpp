@@ -70,6 +70,28 @@ TEST_CASE(
     CHECK(transformer::report_of(small_run("ddp", "quantize"), plain)["levels"].is_null());
 }
 
+TEST_CASE("machines of several ranks compress for each other alone; where each has one rank they are no machines") {
+    const auto text = some_text(32);
+    const auto trained = [&](const char* pipeline, int nodes) {
+        auto o = short_run(pipeline, 4, 12);
+        o.model = {.vocabulary = 256, .context = 32, .layers = 2, .heads = 2, .width = 32};
+        o.batch = 4;
+        o.micro_batch = 1;
+        o.nodes = nodes;
+        return train_on_threads<float>(o, text);
+    };
+    for (const char* pipeline : {"ddp-4bit", "ddp-topk"}) {
+        CAPTURE(pipeline);
+        const auto flat = trained(pipeline, 1), by_node = trained(pipeline, 2);
+        CHECK(by_node.parameter_hash == trained(pipeline, 2).parameter_hash);
+        CHECK(by_node.parameter_hash != flat.parameter_hash);
+        CHECK(by_node.wire_bytes_per_step > flat.wire_bytes_per_step);  // gradients as they are, inside
+        CHECK(trained(pipeline, 4).parameter_hash == flat.parameter_hash);
+        CHECK(trained(pipeline, 0).parameter_hash == flat.parameter_hash);  // threads are on one host
+    }
+    CHECK(trained("ddp-powersgd", 2).parameter_hash == trained("ddp-powersgd", 1).parameter_hash);
+}
+
 TEST_CASE("the picture has a row for each tensor that is compressed, and a box for each level it had") {
     const std::vector<std::string> tensors{"wte", "ln<f>", "mlp"};
     const transformer::level_history history{{1, {4, 0, 4}}, {31, {8, 0, 4}}, {61, {8, 0, 2}}};
@@ -98,6 +120,8 @@ TEST_CASE("what cannot be chosen is refused") {
     CHECK(refusal([](transformer::options&) {}).empty());
     CHECK(refusal([](transformer::options& o) { o.family = "bits"; }) ==
           "--family: 'bits' is not one of quantize, topk, powersgd");
+    CHECK(refusal([](transformer::options& o) { o.nodes = 3; }) ==
+          "--nodes: 2 ranks cannot be divided among 3 machines");
     CHECK(refusal([](transformer::options& o) { o.alpha = -1; }) == "--alpha: -1 is not a positive number up to 1000");
     CHECK(refusal([](transformer::options& o) { o.level_range = 0.5; }) ==
           "--level-range: 0.5 is not a number from 1 to 10000");

@@ -6,10 +6,13 @@
 #include <algorithm>    // max, min
 #include <cmath>        // floor
 #include <cstdint>      // periods
+#include <optional>     // nodes
 #include <string_view>  // names
 #include <utility>      // move
 #include <vector>       // levels
 
+#include <tutti/comm/topology.hpp>           // nodes
+#include <tutti/compress/compressor.hpp>     // linear_compressor
 #include <tutti/compress/level_table.hpp>    // as many levels as it takes
 #include <tutti/compress/power_sgd.hpp>      // compressor
 #include <tutti/compress/quantize.hpp>       // compressor
@@ -43,6 +46,16 @@ struct level_range {
     }
 };
 
+/// Where the ranks are, if they compress for other nodes alone: several nodes, of several ranks each, all as many.
+template <class Comm> [[nodiscard]] std::optional<tutti::comm::topology> nodes_of(Comm& comm, const options& o) {
+    auto where = o.nodes == 0 ? tutti::comm::topology::discover(comm)
+                              : tutti::comm::topology::uniform(o.nodes, comm.size() / o.nodes);
+    if (where.nodes() == 1 || where.smallest_node() == 1 || where.smallest_node() != where.largest_node()) {
+        return std::nullopt;
+    }
+    return where;
+}
+
 /// Data parallel through a compressor. One level for all is a choice among one: both pipelines are one type.
 template <class Compressor> struct compressed {
     static constexpr bool single_rank = false;
@@ -57,6 +70,9 @@ template <class Compressor> struct compressed {
         tutti::strategy::selected_mean<Compressor> exchange;
         exchange.mean.level = levels.uniform;
         exchange.mean.seed = o.seed;
+        if constexpr (!tutti::compress::linear_compressor<Compressor, tutti::queue_of<Comm>, T>) {
+            exchange.mean.nodes = nodes_of(comm, o);  // wires of the others are too small for that to pay
+        }
         exchange.levels = std::move(levels.all);
         exchange.steps = {.warmup = 0, .period = static_cast<std::uint64_t>(o.select_every), .window = 10};
         exchange.choice.alpha = o.alpha;

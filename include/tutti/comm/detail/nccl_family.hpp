@@ -64,7 +64,7 @@ class nccl_family final : public tutti::detail::cuda_watcher {
     bool aborted_ = false;  // all of channels_
     bool looking_ = false;  // at a copy of channels_
     bool ending_ = false;
-    bool heard_ = false;  // others know that this rank knows; the watchdog's
+    bool heard_ = false;                 // others know that this rank knows; the watchdog's
     std::atomic<std::size_t> count_{0};  // of channels
 
     const bool nccl_orders_launches_ = std::getenv("NCCL_LAUNCH_ORDER_IMPLICIT") != nullptr &&
