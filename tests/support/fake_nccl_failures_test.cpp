@@ -18,17 +18,27 @@ namespace cuda = tutti::test::fake_cuda;
 namespace fake = tutti::test::fake_nccl;
 using namespace std::chrono_literals;
 
-TEST_CASE_FIXTURE(fixture, "abort ends the wait of its own rank at once, and of nobody else") {
-    std::atomic<int> aborted{0};
+TEST_CASE_FIXTURE(fixture,
+                  "abort ends the wait of its own rank at once, and those of peers that have come, without the sum") {
+    std::atomic<int> looked{0}, aborted{0};
     ranks(
         3,
         [&](place& p) {
-            if (p.rank == 2) { return; }  // never comes; its abort below is no help to the others
+            if (p.rank == 2) { return; }  // never comes
+            p.out[0] = -1;
             ok(ncclAllReduce(p.data, p.out, 1, ncclFloat32, ncclSum, p.comm, p.stream));
             std::this_thread::sleep_for(20ms);
             CHECK_FALSE(done(p.stream));
-            while (p.rank == 1 && aborted == 0) { std::this_thread::sleep_for(1ms); }
-            if (p.rank == 1) { CHECK_FALSE(done(p.stream)); }
+            for (++looked; looked < 2;) { std::this_thread::sleep_for(1ms); }
+            if (p.rank == 1) {
+                while (aborted == 0) { std::this_thread::sleep_for(1ms); }
+                p.sync();
+                CHECK(p.out[0] == -1);
+                // The next one finds nobody.
+                ok(ncclAllReduce(p.data, p.out, 1, ncclFloat32, ncclSum, p.comm, p.stream));
+                std::this_thread::sleep_for(20ms);
+                CHECK_FALSE(done(p.stream));
+            }
             const auto start = std::chrono::steady_clock::now();
             ok(ncclCommAbort(p.comm));
             CHECK(std::chrono::steady_clock::now() - start < 2s);
