@@ -51,6 +51,7 @@
 #include <tutti/optimize/adamw.hpp>
 #include <tutti/optimize/clip.hpp>
 #include <tutti/optimize/learning_rate.hpp>
+#include <tutti/optimize/loss_scale.hpp>
 #include <tutti/optimize/optimizer.hpp>
 #include <tutti/optimize/publication.hpp>
 #include <tutti/optimize/sgd.hpp>

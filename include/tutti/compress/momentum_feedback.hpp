@@ -4,7 +4,7 @@
 #pragma once
 
 #include <algorithm>    // clamp
-#include <cmath>        // lround, pow
+#include <cmath>        // isfinite, lround, pow
 #include <cstddef>      // size_t
 #include <string_view>  // names
 #include <tuple>        // inputs and outputs
@@ -16,7 +16,7 @@
 #include <tutti/compress/detail/magnitude.hpp>  // infinite_magnitude
 #include <tutti/core/buffer.hpp>                // momentum, residual
 #include <tutti/core/element.hpp>               // floating_element
-#include <tutti/core/elementwise.hpp>           // operations, fill
+#include <tutti/core/elementwise.hpp>           // operations, fill, scale
 #include <tutti/core/error.hpp>                 // usage_error
 #include <tutti/core/exact.hpp>                 // products and sums rounded separately
 #include <tutti/core/run.hpp>                   // run, cost
@@ -107,6 +107,7 @@ struct momentum_options {
 ///   sent       after the compressor: momentum stops (u = 0) where nothing is owed any longer (v == 0), which are the
 ///              elements that were sent. What is sent whole in every step is never late: segments of level 10000, and
 ///              those of dense_level, keep their momentum, and so follow SGD with momentum, classic or Nesterov's.
+///   rescale    when what gradients are multiplied by changes (the scale of a loss): rescale(new / old).
 /// Not finite   a gradient that is not finite is sent as such, and gone from u and v after sent().
 /// Determinism  elementwise; the same bits on host and device.
 /// Cost         8 bytes of state an element. add: sizeof(T) + 8 bytes and 2 flops (Nesterov 16 and 3), sent: 12 bytes.
@@ -149,6 +150,13 @@ public:
         } else {
             run(q, detail::correct_momentum_operation<element, M, false>{gradient, u, v, options_.momentum});
         }
+    }
+
+    void rescale(Q q, double factor) {
+        if (!std::isfinite(factor) || factor < 0) {
+            throw usage_error(formatted("momentum_feedback: rescale by {}, expected a finite number >= 0", factor));
+        }
+        for (const auto& x : {momentum_.view(), residual_.view()}) { scale(q, x, x, static_cast<float>(factor)); }
     }
 
     void sent(Q q, layout all) {

@@ -52,7 +52,8 @@ struct stated_network {
 ///              NVLink that is every bucket.
 ///              With feedback every rank keeps what its compression lost, a float an element, and adds it to its next
 ///              gradient. `rescale` keeps that in units of updates when the learning rate changes, for optimizers whose
-///              step is proportional to the gradient; the trainer must tell the rate to begin().
+///              step is proportional to the gradient; the trainer must tell the rate to begin(). Where the scale of the
+///              loss changes, what a rank keeps is rescaled.
 ///              With `momentum` a rank keeps momentum, and what it owes as momentum would have it (deep gradient
 ///              compression), for top_k and threshold over float gradients; the optimizer has none then. Tensors that
 ///              go as they are follow SGD with momentum. A limit of the norm in step() is of what arrived.
@@ -114,6 +115,7 @@ template <std::copyable Compressor> struct compressed_mean {
         schedule::bucket_plan plan_;
         buffer<std::uint64_t, Q> counter_;  // steps_ as memory
         buffer<double, Q> kept_rate_;       // rate_ likewise, if it matters
+        buffer<double, Q> kept_scale_;      // scale_ likewise
         std::vector<state_entry<M>> entries_;
         Q queue_;
         std::uint64_t seed_;
@@ -121,7 +123,7 @@ template <std::copyable Compressor> struct compressed_mean {
         std::uint32_t rank_;
         int largest_;
         bool feedback_, rescale_;
-        double rate_ = 0;
+        double rate_ = 0, scale_ = 1;
 
     public:
         state_type(const compressed_mean& own, C& comm, const parameters<T, M>& list, const schedule::bucket_plan& plan)
@@ -129,6 +131,7 @@ template <std::copyable Compressor> struct compressed_mean {
             , plan_(plan)
             , counter_(comm.queue(), 1)
             , kept_rate_(comm.queue(), own.rescale ? 1 : 0)
+            , kept_scale_(comm.queue(), 1)
             , queue_(comm.queue())
             , seed_(own.seed)
             , rank_(static_cast<std::uint32_t>(comm.rank()))
@@ -172,10 +175,18 @@ template <std::copyable Compressor> struct compressed_mean {
                 fill(q, kept_rate_.view(), rate_);
                 entries_.push_back(state_of("exchange/rate", kept_rate_.view()));
             }
+            fill(q, kept_scale_.view(), scale_);
+            entries_.push_back(state_of("exchange/loss_scale", kept_scale_.view()));
             regroup();
         }
 
-        void begin(double rate) {
+        void begin(double rate, double loss_scale) {
+            if (loss_scale != scale_) {
+                const double factor = loss_scale / scale_;
+                shared_->momentum ? shared_->momentum->rescale(queue_, factor) : shared_->lost.rescale(factor);
+                scale_ = loss_scale;
+                fill(queue_, kept_scale_.view(), scale_);
+            }
             if (rescale_ && feedback_ && rate > 0) {
                 if (rate_ > 0 && rate != rate_) { shared_->lost.rescale(rate_ / rate); }
                 rate_ = rate;
@@ -206,8 +217,11 @@ template <std::copyable Compressor> struct compressed_mean {
             shared_->state.restored();
             steps_ = fetch(queue_, view<const std::uint64_t, M>(counter_.view()), steps_);
             if (rescale_) { rate_ = fetch(queue_, view<const double, M>(kept_rate_.view()), rate_); }
+            scale_ = fetch(queue_, view<const double, M>(kept_scale_.view()), scale_);
         }
 
+        /// What gradients of the step that has begun are multiplied by.
+        [[nodiscard]] double loss_scale() const noexcept { return scale_; }
         /// Steps that have begun.
         [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
         /// What this rank owes, flat like the gradients; empty without feedback.

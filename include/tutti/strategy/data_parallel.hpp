@@ -142,7 +142,7 @@ public:
         if (m.index == 0) {
             if (trace_ != nullptr) { step_begin_ = schedule::moment_of(queue_); }
             gradients_.zero(queue_);
-            exchanged_->begin(m.learning_rate);
+            exchanged_->begin(m.learning_rate, m.loss_scale);
         }
         for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan_.buckets[b].count; }
         next_bucket_ = 0;
@@ -271,14 +271,16 @@ private:
         order_.step();
         for (const auto& t : in_flight_) { t.wait(queue_); }
         step_result result;
-        result.norm = optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0, plan_.elements,
-                                            norm_scratch_.view(), [this](view<double, M> x) { sum_over_shards(x); });
+        const double gradient_factor = 1 / order_.loss_scale();
+        result.norm = gradient_factor * optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0,
+                                                              plan_.elements, norm_scratch_.view(),
+                                                              [this](view<double, M> x) { sum_over_shards(x); });
         result.skipped = !std::isfinite(result.norm);
         if (result.skipped) {
             ++skipped_;
         } else {
             optimizer_.update(queue_, owned_, view<const T, M>(gradients_.flat()), *moments_, segments_,
-                              {h.learning_rate, optimize::clip_factor(result.norm, h.clip_norm)},
+                              {h.learning_rate, gradient_factor * optimize::clip_factor(result.norm, h.clip_norm)},
                               optimize::publication<T, M>{values, noise(moments_->steps() + 1)});
         }
         return result;

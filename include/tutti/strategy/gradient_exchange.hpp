@@ -28,8 +28,8 @@ using exchange_state_of = std::decay_t<decltype(std::declval<const E&>().templat
 /// What changes in an exchange.
 ///
 /// Semantics
-///   begin       a step begins; `rate` is its learning rate, 0 when that is not known yet. May communicate, and wait
-///               for what began in earlier steps.
+///   begin       a step begins; `rate` is its learning rate, 0 when that is not known yet, and `loss_scale` what its
+///               gradients are multiplied by. May communicate, and wait for what began in earlier steps.
 ///   average     work for a lane that makes bucket b of the flat gradient its mean over the ranks, in place. Submitted
 ///               once a step and bucket, in the plan's order. It captures what it needs by value; the memory that the
 ///               state owns stays where it is until the lane has drained.
@@ -37,8 +37,8 @@ using exchange_state_of = std::decay_t<decltype(std::declval<const E&>().templat
 ///   entries     what a bit-exact resume needs; restored() after they were written.
 template <class S, class C, class T>
 concept exchange_state = std::move_constructible<S> &&
-    requires(S& state, std::size_t b, view<T, memory_of<C>> flat, double rate, C& comm) {
-    state.begin(rate);
+    requires(S& state, std::size_t b, view<T, memory_of<C>> flat, double rate, double loss_scale, C& comm) {
+    state.begin(rate, loss_scale);
     state.average(b, flat)(comm);
     state.flush();
     { state.entries() } -> std::same_as<std::span<const state_entry<memory_of<C>>>>;
@@ -71,7 +71,7 @@ struct plain_mean {
 
     public:
         explicit state_type(schedule::bucket_plan plan) : plan_(std::move(plan)) {}
-        void begin(double) const noexcept {}
+        void begin(double, double) const noexcept {}
         [[nodiscard]] auto average(std::size_t b, view<T, M> flat) const {
             return [g = flat.sub(plan_.buckets[b].offset, plan_.buckets[b].size)](C& c) { c.all_reduce(g, g, mean{}); };
         }

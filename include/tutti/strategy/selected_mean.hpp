@@ -138,17 +138,22 @@ template <std::copyable Compressor> struct selected_mean {
             if (how.critical) { entries_.push_back(state_of("exchange/norms", kept_norms_.view())); }
         }
 
-        void begin(double rate) {
+        void begin(double rate, double loss_scale) {
             const std::uint64_t step = inner_.steps();
             const auto steps_ago = [&](std::uint64_t n) { return step >= n ? schedule_(step - n) : action::compress; };
             if (selection_ && steps_ago(1) == action::select) { selection_->start(queue_, step - 1); }
             if (selection_ && selection_->started() && steps_ago(1 + selection_->how().delay) == action::select) {
                 adopt();
             }
-            inner_.begin(rate);
+            const double scale_before = inner_.loss_scale();
+            inner_.begin(rate, loss_scale);
             action_ = schedule_(step);
             if (!selection_ && action_ != action::dense) { action_ = action::compress; }
             first_of_window_ = steps_ago(1) != action::accumulate;
+            if (selection_ && !first_of_window_ && loss_scale != scale_before) {
+                const auto window = selection_->window();
+                scale(queue_, window, window, static_cast<float>(loss_scale / scale_before));
+            }
         }
 
         [[nodiscard]] auto average(std::size_t b, view<T, M> flat) const {

@@ -20,7 +20,8 @@ struct micro_batch {
     int index = 0;
     int count = 1;
     double learning_rate =
-        0;  ///< of the step it belongs to; 0: not known yet. Feedback of errors is scaled by its change
+        0;                  ///< of the step it belongs to; 0: not known yet. Feedback of errors is scaled by its change
+    double loss_scale = 1;  ///< what the trainer multiplied the loss by besides 1 / count; one for the whole step
 };
 
 /// What a step is told.
@@ -53,7 +54,8 @@ template <class T, memory M = host_memory> using parameters = std::vector<parame
 /// Semantics
 ///   attach    once, before all others; collective. Ranks agree on the list or it throws. Replicas start equal.
 ///   begin     micro-batch m.index of m.count; index 0 zeroes the gradients. The loss is scaled by 1 / count by the
-///             trainer.
+///             trainer, and by m.loss_scale, for gradients of few exponent bits (optimize/loss_scale): the norm and the
+///             update are of gradients divided by it again.
 ///   before_use, after_use   around each use of parameter i in forward and backward; the view is valid between the two.
 ///   gradient  where backward adds (+=) the gradient of parameter i.
 ///   gradient_ready   exactly once per micro-batch and parameter, after the last write of that micro-batch:

@@ -2,6 +2,7 @@
 // Needs strategy/strategy. Strategies ask it first, so that misuse is reported before anything moved.
 #pragma once
 
+#include <cmath>        // isfinite
 #include <cstdint>      // flags
 #include <string>       // names
 #include <string_view>  // operations
@@ -73,6 +74,13 @@ public:
             throw usage_error(formatted("begin: micro-batch {} of {}, expected {} of {}", m.index, m.count, next,
                                         next == 0 ? m.count : now_.count));
         }
+        if (!(m.loss_scale > 0) || !std::isfinite(m.loss_scale)) {
+            throw usage_error(formatted("begin: loss scale is {}", m.loss_scale));
+        }
+        if (next != 0 && m.loss_scale != now_.loss_scale) {
+            throw usage_error(formatted("begin: micro-batch {} of {} has loss scale {}, those before it {}", m.index,
+                                        m.count, m.loss_scale, now_.loss_scale));
+        }
         now_ = m;
         phase_ = phase::in_micro_batch;
         ready_.assign(ready_.size(), 0);
@@ -90,6 +98,8 @@ public:
         ready_[i] = 1;
         ++ready_count_;
     }
+    /// Of the step that has begun.
+    [[nodiscard]] double loss_scale() const noexcept { return now_.loss_scale; }
     [[nodiscard]] bool last() const noexcept { return now_.index + 1 == now_.count; }
     void step() {
         expect_running("step");

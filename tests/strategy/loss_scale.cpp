@@ -1,0 +1,132 @@
+// Tests of scaled losses behind a strategy: what scaling must not change, and gradients that overflow.
+#include <atomic>   // ranks that agree
+#include <cstdint>  // samples
+#include <limits>   // NaN
+#include <string>   // texts
+#include <vector>   // values
+
+#include <doctest/doctest.h>
+
+#include <tutti/comm/threads.hpp>              // ranks
+#include <tutti/compress/quantize.hpp>         // feedback of scaled gradients
+#include <tutti/compress/top_k.hpp>            // momentum of scaled gradients
+#include <tutti/core/element.hpp>              // float16
+#include <tutti/optimize/adamw.hpp>            // optimizer
+#include <tutti/optimize/loss_scale.hpp>       // under test
+#include <tutti/optimize/sgd.hpp>              // optimizer
+#include <tutti/strategy/compressed_mean.hpp>  // exchange
+#include <tutti/strategy/data_parallel.hpp>    // under test
+#include <tutti/strategy/selected_mean.hpp>    // exchange
+
+#include "strategy/toy.hpp"     // trainer
+#include "support/failure.hpp"  // expect
+#include "support/oracle.hpp"   // same_bytes
+
+namespace {
+
+using namespace tutti;
+using comm::threads;
+using optimize::loss_scale;
+using test::expect;
+using test::toy;
+
+/// Steps of a toy whose loss is scaled, by scales[step].
+template <class S> void train_scaled(S& s, int rank, int ranks, const std::vector<double>& scales) {
+    std::uint64_t first = static_cast<std::uint64_t>(rank);
+    for (std::size_t step = 0; step < scales.size(); ++step) {
+        for (int m = 0; m < 2; ++m, first += static_cast<std::uint64_t>(ranks)) {
+            s.begin({m, 2, 0.05, scales[step]});
+            test::backward(s, first, 1, 0.5 * scales[step]);
+        }
+        s.step({0.05, 1.0});
+    }
+    s.flush();
+}
+
+TEST_CASE("a scale changes no bit of what is trained, however it moves, whatever carries the gradients") {
+    const auto trained = []<class Exchange>(Exchange how, const std::vector<double>& scales) {
+        std::vector<float> values;
+        threads::launch(3, [&](threads& w) {
+            toy<float> t = test::matrices();
+            strategy::data_parallel<threads, optimize::sgd, float, Exchange> s(w.duplicate("training"), {.momentum = 0},
+                                                                               {.bucket_bytes = 600}, how);
+            s.attach(t.parameters);
+            train_scaled(s, w.rank(), 3, scales);
+            s.finish();
+            if (w.rank() == 0) { values = t.values(); }
+        });
+        return values;
+    };
+    const std::vector<double> ones(14, 1.0);
+    const std::vector<double> moving{1, 1024, 1024, 2048, 65536, 0.5, 4, 4, 8, 1024, 32768, 1, 2, 2};
+    const auto check = [&](auto how) { CHECK(test::same_bytes(trained(how, moving), trained(how, ones))); };
+    check(strategy::plain_mean{});
+    check(strategy::compressed_mean<compress::quantize>{.level = 3});
+    check(strategy::compressed_mean<compress::quantize>{.level = 3, .rescale = true});
+    check(strategy::compressed_mean<compress::top_k>{.level = 500, .momentum = compress::momentum_options{}});
+    strategy::selected_mean<compress::top_k> chosen;
+    chosen.mean.level = 1000;
+    for (int level = 100; level <= 4000; level += 100) { chosen.levels.push_back(level); }
+    chosen.steps = {.warmup = 0, .period = 6, .window = 4};
+    check(chosen);
+}
+
+TEST_CASE("gradients that overflow on one rank alone: all skip, the scale halves, and nothing else changes") {
+    std::atomic<int> sound = 0;
+    threads::launch(3, [&](threads& w) {
+        toy<float16> t;
+        strategy::data_parallel<threads, optimize::adamw, float16> s(w.duplicate("training"));
+        s.attach(t.parameters);
+        loss_scale scale({.initial = 1024, .interval = 100});
+        const auto step = [&](bool overflows) {
+            s.begin({0, 1, 0, scale.value()});
+            const double too_large = overflows && w.rank() == 1 ? 1e6 : 1;  // 65504 is the largest float16
+            test::backward(s, static_cast<std::uint64_t>(w.rank()), 1, scale.value() * too_large);
+            const auto result = s.step({0.01, 1.0});
+            scale.stepped(result.skipped);
+            return result;
+        };
+        const auto saved = [&] {
+            std::vector<std::byte> all;
+            for (const auto& e : s.state()) { all.insert(all.end(), e.data.begin(), e.data.end()); }
+            for (const auto& p : t.parameters) {
+                const auto bytes = as_bytes(p.value);
+                all.insert(all.end(), bytes.begin(), bytes.end());
+            }
+            return all;
+        };
+        const auto at_first = saved();
+        expect(!step(false).skipped && saved() != at_first, "a good step was skipped");
+        const auto before = saved();
+        expect(step(true).skipped, "a gradient that is not finite was used");
+        expect(scale.value() == 512 && scale.skipped() == 1, "the scale is {}", scale.value());
+        expect(s.skipped_steps() == 1, "the strategy counts {} steps", s.skipped_steps());
+        expect(saved() == before, "a skipped step changed something");
+        expect(!step(false).skipped && scale.value() == 512 && saved() != before, "the next step is not sound");
+        ++sound;
+    });
+    CHECK(sound == 3);
+}
+
+TEST_CASE("one scale a step, positive and finite") {
+    toy<float> t;
+    threads::launch(1, [&](threads& w) {
+        strategy::data_parallel<threads, optimize::sgd> s(w.duplicate("training"));
+        s.attach(t.parameters);
+        const auto refusal = [&](strategy::micro_batch m) -> std::string {
+            try {
+                s.begin(m);
+            } catch (const usage_error& e) { return e.what(); }
+            return {};
+        };
+        expect(refusal({0, 1, 0, 0}) == "begin: loss scale is 0", "0 was taken");
+        expect(refusal({0, 1, 0, std::numeric_limits<double>::quiet_NaN()}) == "begin: loss scale is nan",
+               "NaN was taken");
+        expect(refusal({0, 2, 0, 8}).empty(), "8 was not taken");
+        for (std::size_t i = 0; i < t.parameters.size(); ++i) { s.gradient_ready(i); }
+        expect(refusal({1, 2, 0, 4}) == "begin: micro-batch 1 of 2 has loss scale 4, those before it 8",
+               "two scales were taken");
+    });
+}
+
+}  // namespace
