@@ -1,10 +1,15 @@
-// host_device: the CPU as a device of the trainer.
-// Needs host_math.hpp.
+// host_device: the CPU as a device of the trainer, over the network that the user states.
+// Needs host_math.hpp and options.hpp.
 #pragma once
 
 #include <string_view>  // name
+#include <utility>      // move
+
+#include <tutti/comm/shaped.hpp>    // stated networks
+#include <tutti/comm/topology.hpp>  // machines
 
 #include "host_math.hpp"
+#include "options.hpp"
 
 namespace transformer {
 
@@ -15,7 +20,16 @@ template <class T> struct host_device {
     [[nodiscard]] static constexpr std::string_view name() { return "cpu"; }
     [[nodiscard]] static constexpr double peak_flops() { return 0; }
     [[nodiscard]] math make_math() const { return {}; }
-    template <class Comm> [[nodiscard]] Comm communicator(Comm& world) const { return world.duplicate("training"); }
+    /// With --network, calls take as long as they would between machines like that. Without, as long as they take.
+    template <class Comm> [[nodiscard]] tutti::comm::shaped<Comm> communicator(Comm& world, const options& o) const {
+        tutti::comm::shaped_network network{tutti::comm::link{}};
+        if (!o.network.empty()) {
+            const int nodes = o.nodes == 0 ? o.ranks : o.nodes;
+            network = tutti::comm::shaped_network(
+                tutti::comm::topology::uniform(nodes, o.ranks / nodes, {}, stated_link(o.network)));
+        }
+        return tutti::comm::shaped<Comm>(world.duplicate("training"), network);
+    }
 };
 
 }  // namespace transformer

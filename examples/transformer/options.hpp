@@ -13,6 +13,9 @@
 
 #include <CLI/CLI.hpp>               // command line
 #include <fmt/format.h>              // messages
+#include <tutti/comm/shaped.hpp>     // stated networks
+#include <tutti/comm/topology.hpp>   // link
+#include <tutti/core/error.hpp>      // usage_error
 #include <tutti/optimize/adamw.hpp>  // optimizer
 
 #include "bad_input.hpp"
@@ -44,7 +47,8 @@ struct options {
     int select_every = 100;
     std::string error_sum;
     std::string measure = "local";
-    int nodes = 0;  // 0: as many as there are host names
+    int nodes = 0;        // 0: as many as there are host names
+    std::string network;  // empty: as it is
     std::uint64_t seed = 1;
     std::string precision;  // empty: float, on cuda bf16
     int recompute = -1;     // -1: what suits the device
@@ -85,6 +89,13 @@ struct options {
     }
     static constexpr double clip_norm = 1.0;
 };
+
+/// A --network as a link. Errors: bad_input.
+[[nodiscard]] inline tutti::comm::link stated_link(const std::string& text) {
+    try {
+        return tutti::comm::shaped_network::parse(text).among(2).between();
+    } catch (const tutti::usage_error& e) { throw bad_input(fmt::format("--network: {}", e.what())); }
+}
 
 /// Sequences per micro-batch when the user does not say: of the divisors of a rank's part, the largest with at most 256
 /// tokens. More would push the activations out of the second-level cache and cost about a tenth of the speed.
@@ -180,6 +191,10 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    "machines that the ranks are on, neighbors together: where each has several, gradients but those of "
                    "ddp-powersgd are compressed between machines alone; default: by host names")
         ->check(within(1, 1024));
+    app.add_option("--network", o.network,
+                   "let the network between machines be as slow as this, bandwidth and latency as in 1Gbit,50us; "
+                   "without --nodes each rank is a machine")
+        ->type_name("LINK");
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
@@ -295,6 +310,8 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
             fmt::format("--ranks: pipeline '{}' is for 1 rank, not {}", o.pipeline, o.ranks));
     require(processes == 0 || o.ranks == processes,
             fmt::format("--ranks: {} asked for, but mpirun started {}", o.ranks, processes));
+    require(!on_gpu || o.network.empty(), "--network: only ranks on the CPU pretend to have another network");
+    if (!o.network.empty()) { static_cast<void>(stated_link(o.network)); }  // refuses
     require(o.nodes == 0 || o.ranks % o.nodes == 0,
             fmt::format("--nodes: {} ranks cannot be divided among {} machines", o.ranks, o.nodes));
     require(o.batch % o.ranks == 0,

@@ -1,5 +1,6 @@
 // The strategies of all pipelines over ranks on the CPU, compiled once for the trainer and its tests.
 #include <tutti/comm/counted.hpp>  // what the trainer trains over
+#include <tutti/comm/shaped.hpp>   // with a network that the user states
 #include <tutti/comm/threads.hpp>  // ranks as threads
 #if TRANSFORMER_WITH_MPI
 #include <tutti/comm/mpi.hpp>  // ranks as processes
@@ -10,11 +11,11 @@
 namespace transformer {
 
 template <class T> using on_host = any_strategy<T, tutti::host_queue>;
-using threads = tutti::comm::counted<tutti::comm::threads>;
+using threads = tutti::comm::counted<tutti::comm::shaped<tutti::comm::threads>>;
 template on_host<float> make_strategy<float>(threads, const options&, tutti::schedule::timeline*);
 template on_host<double> make_strategy<double>(threads, const options&, tutti::schedule::timeline*);
 #if TRANSFORMER_WITH_MPI
-using mpi = tutti::comm::counted<tutti::comm::mpi>;
+using mpi = tutti::comm::counted<tutti::comm::shaped<tutti::comm::mpi>>;
 template on_host<float> make_strategy<float>(mpi, const options&, tutti::schedule::timeline*);
 template on_host<double> make_strategy<double>(mpi, const options&, tutti::schedule::timeline*);
 #endif

@@ -138,7 +138,7 @@ template <class Device, class Comm>
 
     tutti::schedule::timeline trace(origin);
     const auto track = trace.track_of(world.rank(), "main");
-    tutti::comm::counted training(device.communicator(world));
+    tutti::comm::counted training(device.communicator(world, o));
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
     model<Math> net(o.model, o.micro_batch, o.seed, device.make_math(), static_cast<recompute>(o.recompute));

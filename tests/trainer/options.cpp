@@ -66,4 +66,22 @@ TEST_CASE("what --model contradicts is refused; what it repeats is not") {
     CHECK(parsed("--model gpt2-1558m --layers 48 --heads 25 --width 1600 --context 1024").model.layers == 48);
 }
 
+TEST_CASE("a stated network is bandwidth and latency, and for ranks on the CPU") {
+    const auto refusal = [](const char* network, const char* device) -> std::string {
+        auto o = parsed("");
+        o.network = network;
+        o.device = device;
+        try {
+            complete(o, false, 0);
+        } catch (const bad_input& e) { return e.what(); }
+        return {};
+    };
+    CHECK(refusal("1Gbit,50us", "cpu").empty());
+    CHECK(refusal("1Gbit", "cpu") == "--network: shaped_network: '1Gbit' has no comma between bandwidth and latency; "
+                                     "write bandwidth,latency such as 1Gbit,50us");
+    CHECK(refusal("1Gbit,50us", "cuda") == "--network: only ranks on the CPU pretend to have another network");
+    CHECK(stated_link("8Mbit,2ms").bytes_per_second == 1e6);
+    CHECK(stated_link("8Mbit,2ms").latency_seconds == 2e-3);
+}
+
 }  // namespace

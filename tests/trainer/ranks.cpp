@@ -65,6 +65,36 @@ TEST_CASE("two runs are the same to the last bit; another seed is another run") 
     CHECK(train_on_threads<float>(o, text).parameter_hash != once.parameter_hash);
 }
 
+TEST_CASE("a stated network takes its time and changes no bit") {
+    const auto text = some_text(64);
+    auto o = small_run("ddp", 4, 5);
+    const auto as_it_is = train_on_threads<float>(o, text);
+    o.network = "20Mbit,1ms";
+    const auto slow = train_on_threads<float>(o, text);
+    CHECK(slow.parameter_hash == as_it_is.parameter_hash);
+    CHECK(slow.wire_bytes_per_step == as_it_is.wire_bytes_per_step);
+    // A rank cannot have sent its bytes sooner, and no step ends before they are sent.
+    CHECK(slow.total_seconds >= 5.0 * static_cast<double>(slow.wire_bytes_per_step) / 2.5e6);
+}
+
+TEST_CASE("a stated network is between machines, and every rank is one unless it is said otherwise") {
+    tutti::comm::threads::launch(4, [](tutti::comm::threads& world) {
+        auto o = short_run("ddp", 4);
+        const transformer::host_device<float> device;
+        CHECK(device.communicator(world, o).network().between() == tutti::comm::link{});
+        o.network = "8Mbit,2ms";
+        for (const int nodes : {1, 2, 4}) {
+            o.nodes = nodes;
+            const auto network = device.communicator(world, o).network();
+            CHECK(network.nodes() == nodes);
+            CHECK(network.inside() == tutti::comm::link{});
+            CHECK(network.between() == tutti::comm::link{2e-3, 1e6});
+        }
+        o.nodes = 0;
+        CHECK(device.communicator(world, o).network().nodes() == 4);
+    });
+}
+
 TEST_CASE("what backward computes again changes no bit") {
     const auto text = some_text(64);
     auto o = small_run("ddp", 2, 5);

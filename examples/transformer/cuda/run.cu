@@ -58,7 +58,7 @@ public:
     [[nodiscard]] std::string name() const { return properties_.name; }
     [[nodiscard]] double peak_flops() const { return datasheet_flops(properties_.name); }
     [[nodiscard]] math make_math() const { return math(queue_); }
-    template <class World> [[nodiscard]] auto communicator(World& world) const {
+    template <class World> [[nodiscard]] auto communicator(World& world, const options&) const {
         return Replicas::communicator(world, queue_);
     }
 };
