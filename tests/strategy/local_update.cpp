@@ -2,12 +2,12 @@
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>  // max, fill
-#include <array>   // two runs
-#include <cmath>   // log, sqrt
-#include <cstdint> // counters
-#include <limits>  // nan, infinity
-#include <string>  // texts
-#include <vector>  // values
+#include <array>      // two runs
+#include <cmath>      // log, sqrt
+#include <cstdint>    // counters
+#include <limits>     // nan, infinity
+#include <string>     // texts
+#include <vector>     // values
 
 #include "toy.hpp"                             // trainer
 #include <tutti/comm/self.hpp>                 // one replica
@@ -52,7 +52,8 @@ struct quadratic {
     std::vector<double> x{1};
     parameters<double> list{{"x", {1}, true, x, {}}};
     engine<double> s;
-    explicit quadratic(const local_update_rule& rule) : s(self{}, local<sgd, double>(self{}, sgd{.momentum = 0}), rule) {
+    explicit quadratic(const local_update_rule& rule)
+        : s(self{}, local<sgd, double>(self{}, sgd{.momentum = 0}), rule) {
         s.attach(list);
     }
     void step(double h, double rate = 1) {
@@ -168,13 +169,13 @@ TEST_CASE("a single replica with the mean of parameters is the inner optimizer, 
 TEST_CASE("CO2 without delay is SlowMo; without a gap a constant gap of 1; an infinite clip is none") {
     for (const round_payload p : {round_payload::parameters, round_payload::pseudo_gradient}) {
         for (const double momentum : {0.0, 0.5}) {
-            const auto slow = trained(slow_mo_method{.period = 3, .momentum = momentum, .payload = p}.rule(), 20, sgd{});
-            for (const staleness_gap& g :
-                 {staleness_gap(no_gap{}), staleness_gap(constant_gap{1}), staleness_gap(scalar_gap{}),
-                  staleness_gap(elementwise_gap{})}) {
+            const auto slow =
+                trained(slow_mo_method{.period = 3, .momentum = momentum, .payload = p}.rule(), 20, sgd{});
+            for (const staleness_gap& g : {staleness_gap(no_gap{}), staleness_gap(constant_gap{1}),
+                                           staleness_gap(scalar_gap{}), staleness_gap(elementwise_gap{})}) {
                 CHECK(same_bytes(
-                    trained(co2_method{.period = 3, .momentum = momentum, .gap = g, .payload = p, .delay = 0}.rule(), 20,
-                            sgd{}),
+                    trained(co2_method{.period = 3, .momentum = momentum, .gap = g, .payload = p, .delay = 0}.rule(),
+                            20, sgd{}),
                     slow));
             }
             CHECK_FALSE(same_bytes(
@@ -182,7 +183,8 @@ TEST_CASE("CO2 without delay is SlowMo; without a gap a constant gap of 1; an in
                 slow));
             const auto late = [&](staleness_gap g, double clip) {
                 return trained(
-                    co2_method{.period = 3, .momentum = momentum, .gap = g, .clip = clip, .payload = p}.rule(), 20, sgd{});
+                    co2_method{.period = 3, .momentum = momentum, .gap = g, .clip = clip, .payload = p}.rule(), 20,
+                    sgd{});
             };
             const double inf = std::numeric_limits<double>::infinity();
             CHECK(same_bytes(late(constant_gap{1}, inf), late(no_gap{}, inf)));
@@ -194,9 +196,10 @@ TEST_CASE("CO2 without delay is SlowMo; without a gap a constant gap of 1; an in
     }
     CHECK_FALSE(same_bytes(trained(diloco_method{.period = 3, .nesterov = true}.rule(), 20, sgd{}),
                            trained(diloco_method{.period = 3, .nesterov = false}.rule(), 20, sgd{})));
-    const auto heavy = trained(diloco_method{.period = 3, .rate = 1, .momentum = 0.5, .nesterov = false}.rule(), 20, sgd{});
-    CHECK(same_bytes(heavy, trained(slow_mo_method{.period = 3, .payload = round_payload::pseudo_gradient}.rule(), 20,
-                                    sgd{})));
+    const auto heavy =
+        trained(diloco_method{.period = 3, .rate = 1, .momentum = 0.5, .nesterov = false}.rule(), 20, sgd{});
+    CHECK(same_bytes(
+        heavy, trained(slow_mo_method{.period = 3, .payload = round_payload::pseudo_gradient}.rule(), 20, sgd{})));
 }
 
 TEST_CASE("clip: a limit of 0 freezes the anchor, any other bounds every element of the momentum") {
@@ -225,7 +228,8 @@ TEST_CASE("clip: a limit of 0 freezes the anchor, any other bounds every element
         std::vector<float> v = d;
         for (float& e : v) { e *= sign; }
         std::fill(u.begin(), u.end(), 0.0f);
-        run(host_queue{}, strategy::detail::outer_step_operation<float, host_memory, true>{x, u, v, 1, 0, 0.5f, 1, false});
+        run(host_queue{},
+            strategy::detail::outer_step_operation<float, host_memory, true>{x, u, v, 1, 0, 0.5f, 1, false});
         CHECK(u == std::vector<float>{sign * d[0], sign * 0.5f, sign * 0.5f});
     }
 }
@@ -399,8 +403,8 @@ TEST_CASE("rules that make no sense are refused, and the text says what to do") 
     CHECK(refusal_of({.outer = {.momentum = 1}}) == "outer optimizer: momentum is 1, expected a value in [0, 1)");
     CHECK(refusal_of({.outer = {.clip = -1}}) == "outer optimizer: clip is -1, expected 0 or more; infinity is off");
     CHECK(refusal_of({.outer = {.nesterov = true}}) == "outer optimizer: nesterov needs a momentum");
-    CHECK(refusal_of({.outer = {.momentum = 0.5, .nesterov = true, .clip = 1}})
-              .ends_with("switch nesterov or clip off"));
+    CHECK(
+        refusal_of({.outer = {.momentum = 0.5, .nesterov = true, .clip = 1}}).ends_with("switch nesterov or clip off"));
     CHECK(refusal_of({.gap = constant_gap{0}}) == "staleness gap: the constant is 0, expected 1 or more");
     CHECK(refusal_of({.gap = constant_gap{nan}}) == "staleness gap: the constant is nan, expected 1 or more");
     CHECK(refusal_of({.gap = scalar_gap{1}}) == "staleness gap: the decay is 1, expected a value in [0, 1)");
@@ -415,13 +419,13 @@ TEST_CASE("rules that make no sense are refused, and the text says what to do") 
           "local update: the merge 'delay corrected' has no common anchor to tell staleness by, set no_gap");
     CHECK(refusal_of({.delay = 1, .merge = round_merge::pull_back, .outer = {.momentum = 0.5}}) ==
           "local update: the merge 'pull back' has no outer optimizer, leave rate 1, momentum 0 and no clip");
-    CHECK(refusal_of(
-              {.delay = 1, .payload = round_payload::pseudo_gradient, .merge = round_merge::delay_corrected}) ==
+    CHECK(refusal_of({.delay = 1, .payload = round_payload::pseudo_gradient, .merge = round_merge::delay_corrected}) ==
           "local update: the merge 'delay corrected' sends parameters, set the payload");
     CHECK_THROWS_AS(engine<>(self{}, local<sgd>(self{}), local_update_rule{.period = 0}), usage_error);
-    CHECK(co2_method{.clip = 1}.rule().describe() ==
-          "local update every 48 steps, pseudo-gradients 1 rounds late, merge 'anchor' of weight 0, heavy ball of rate 1 "
-          "and momentum 0.2, clipped at 1, in units of parameters, scalar gap of decay 0.9, inner state kept");
+    CHECK(
+        co2_method{.clip = 1}.rule().describe() ==
+        "local update every 48 steps, pseudo-gradients 1 rounds late, merge 'anchor' of weight 0, heavy ball of rate 1 "
+        "and momentum 0.2, clipped at 1, in units of parameters, scalar gap of decay 0.9, inner state kept");
 }
 
 TEST_CASE("misuse is refused, and the run stays intact") {
@@ -445,9 +449,9 @@ TEST_CASE("misuse is refused, and the run stays intact") {
     CHECK(refusal([&] { s.restored(); }) == "restored: in the middle of a step");
     CHECK(refusal([&] { static_cast<void>(s.consensus()); }) == "consensus: in the middle of a step");
     test::backward(s, 12, 12, 1.0);
-    CHECK(refusal([&] { s.step({.learning_rate = 0}); }) ==
-          "step: learning rate 0 at the end of a round, by which outer momentum in units of gradients is divided; keep the "
-          "rate above 0 or take units of parameters");
+    CHECK(refusal([&] { s.step({.learning_rate = 0}); }) == "step: learning rate 0 at the end of a round, by which "
+                                                            "outer momentum in units of gradients is divided; keep the "
+                                                            "rate above 0 or take units of parameters");
     CHECK(same_bytes(t.values(), before));
     s.step({.learning_rate = 0.025, .clip_norm = 1});
     {
@@ -455,12 +459,12 @@ TEST_CASE("misuse is refused, and the run stays intact") {
         CHECK(refusal([&] { s.begin({}); }) == "begin: inside a consensus, end its scope first");
         CHECK(refusal([&] { s.finish(); }) == "finish: inside a consensus, end its scope first");
         CHECK(refusal([&] { static_cast<void>(s.state()); }) == "state: inside a consensus, end its scope first");
-        CHECK(refusal([&] { static_cast<void>(s.consensus()); }) == "consensus: inside a consensus, end its scope first");
+        CHECK(refusal([&] { static_cast<void>(s.consensus()); }) ==
+              "consensus: inside a consensus, end its scope first");
     }
     train(s, 0, 1, {.steps = 5, .first_step = 2});
     s.finish();
-    CHECK(same_bytes(
-        t.values(), trained(co2_method{.period = 2, .units = outer_units::gradients}.rule(), 7, sgd{})));
+    CHECK(same_bytes(t.values(), trained(co2_method{.period = 2, .units = outer_units::gradients}.rule(), 7, sgd{})));
     CHECK(refusal([&] { s.begin({}); }) == "begin: the strategy is finished");
     CHECK(refusal([&] { s.step({}); }) == "step: the strategy is finished");
     CHECK(refusal([&] { s.finish(); }) == "finish: the strategy is finished");

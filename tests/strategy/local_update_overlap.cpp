@@ -9,15 +9,15 @@
 #include <string>    // texts
 #include <vector>    // values
 
-#include "toy.hpp"                             // trainer
-#include <tutti/comm/counted.hpp>              // bytes on the wire
-#include <tutti/comm/faulty.hpp>               // failures, delays
-#include <tutti/comm/self.hpp>                 // inner strategies
-#include <tutti/comm/threads.hpp>              // ranks
-#include <tutti/optimize/clip.hpp>             // norm_blocks
-#include <tutti/optimize/sgd.hpp>              // sgd
-#include <tutti/strategy/data_parallel.hpp>    // local
-#include <tutti/strategy/local_update.hpp>     // local_update
+#include "toy.hpp"                           // trainer
+#include <tutti/comm/counted.hpp>            // bytes on the wire
+#include <tutti/comm/faulty.hpp>             // failures, delays
+#include <tutti/comm/self.hpp>               // inner strategies
+#include <tutti/comm/threads.hpp>            // ranks
+#include <tutti/optimize/clip.hpp>           // norm_blocks
+#include <tutti/optimize/sgd.hpp>            // sgd
+#include <tutti/strategy/data_parallel.hpp>  // local
+#include <tutti/strategy/local_update.hpp>   // local_update
 
 using namespace tutti;
 using namespace tutti::strategy;
@@ -185,7 +185,7 @@ TEST_CASE("bits do not depend on who is late") {
                                     .on = comm::collective::all_reduce,
                                     .nth = k,
                                     .communicator = lane_name,
-                                    .action = fault::delay{std::chrono::milliseconds((k * 5 + repeat) % 7)}});
+                                    .action = fault::delay{std::chrono::milliseconds((int(k) * 5 + repeat) % 7)}});
                 }
                 const auto late = final_values(n, rule, 9, plan);
                 for (int g = 0; g < n; ++g) { CHECK(same_bytes(late[std::size_t(g)], undisturbed[std::size_t(g)])); }
@@ -200,10 +200,8 @@ TEST_CASE("what is in flight is a copy: live parameters may change under it") {
         if (rule.delay == 0) { continue; }
         CAPTURE(rule.describe());
         const auto undisturbed = final_values(2, rule, 6, {});
-        const std::vector<fault_rule> plan{{.rank = 1,
-                                            .on = comm::collective::all_reduce,
-                                            .communicator = lane_name,
-                                            .action = fault::delay{20ms}}};
+        const std::vector<fault_rule> plan{
+            {.rank = 1, .on = comm::collective::all_reduce, .communicator = lane_name, .action = fault::delay{20ms}}};
         threads::launch(2, [&](threads& world) {
             toy<float> t;
             engine<faulty> s(faulty(world.duplicate("across"), plan), local<sgd>(self{}), rule);
@@ -237,34 +235,33 @@ TEST_CASE("an all_reduce that fails leaves the outer level as it was, byte by by
             std::vector<std::string> texts(static_cast<std::size_t>(n));
             std::vector<int> failed(static_cast<std::size_t>(n), -1);
             CHECK_THROWS_AS(
-                threads::launch(
-                    n,
-                    [&](threads& world) {
-                        const auto me = std::size_t(world.rank());
-                        toy<float> t;
-                        engine<faulty> s(faulty(world.duplicate("across"), plan), local<sgd>(self{}), rule);
-                        s.attach(t.parameters);
-                        const auto copy_of = [](auto v) { return vec(v.begin(), v.end()); };
-                        for (int k = 0; k < 12; ++k) {
-                            const vec anchor = copy_of(s.anchor()), momentum = copy_of(s.momentum());
-                            const vec owned = copy_of(s.owned());
-                            const auto rounds = s.rounds();
-                            try {
-                                train(s, world.rank(), n, {.steps = 1, .first_step = k});
-                            } catch (const error& e) {
-                                texts[me] = e.what();
-                                failed[me] = k;
-                                CHECK(same_bytes(copy_of(s.anchor()), anchor));
-                                CHECK(same_bytes(copy_of(s.momentum()), momentum));
-                                CHECK(s.rounds() == rounds);
-                                if (rule.delay == 1) { CHECK(same_bytes(copy_of(s.owned()), owned)); }
-                                CHECK_THROWS_AS(static_cast<void>(s.state()), error);
-                                CHECK_THROWS_AS(s.flush(), error);
-                                throw;
-                            }
-                        }
-                    },
-                    {.timeout = 20s}),
+                threads::launch(n,
+                                [&](threads& world) {
+                                    const auto me = std::size_t(world.rank());
+                                    toy<float> t;
+                                    engine<faulty> s(faulty(world.duplicate("across"), plan), local<sgd>(self{}), rule);
+                                    s.attach(t.parameters);
+                                    const auto copy_of = [](auto v) { return vec(v.begin(), v.end()); };
+                                    for (int k = 0; k < 12; ++k) {
+                                        const vec anchor = copy_of(s.anchor()), momentum = copy_of(s.momentum());
+                                        const vec owned = copy_of(s.owned());
+                                        const auto rounds = s.rounds();
+                                        try {
+                                            train(s, world.rank(), n, {.steps = 1, .first_step = k});
+                                        } catch (const error& e) {
+                                            texts[me] = e.what();
+                                            failed[me] = k;
+                                            CHECK(same_bytes(copy_of(s.anchor()), anchor));
+                                            CHECK(same_bytes(copy_of(s.momentum()), momentum));
+                                            CHECK(s.rounds() == rounds);
+                                            if (rule.delay == 1) { CHECK(same_bytes(copy_of(s.owned()), owned)); }
+                                            CHECK_THROWS_AS(static_cast<void>(s.state()), error);
+                                            CHECK_THROWS_AS(s.flush(), error);
+                                            throw;
+                                        }
+                                    }
+                                },
+                                {.timeout = 20s}),
                 backend_error);
             for (int g = 0; g < n; ++g) {
                 CHECK(failed[std::size_t(g)] == (rule.delay == 1 ? 7 : 5));  // the third round ends with step 5

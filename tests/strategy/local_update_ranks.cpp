@@ -25,6 +25,7 @@ using test::recipe;
 using test::same_bytes;
 using test::sequential;
 using test::toy;
+using test::train;
 using test::vec;
 using self = comm::self<host_queue>;
 template <class Optimizer = sgd> using engine = local_update<threads, local<Optimizer>>;
@@ -50,8 +51,7 @@ std::vector<named> methods(std::size_t tau) {
         {"co2, constant, clip", co2_method{.period = tau, .gap = constant_gap{1.7}, .clip = 0.01}.rule()},
         {"co2, elementwise", co2_method{.period = tau, .gap = elementwise_gap{0.9}}.rule()},
         {"co2, plain", co2_method{.period = tau, .momentum = 0, .gap = no_gap{}}.rule()},
-        {"co2, gradients",
-         co2_method{.period = tau, .rate = 0.9, .clip = 0.5, .units = outer_units::gradients}.rule()},
+        {"co2, gradients", co2_method{.period = tau, .rate = 0.9, .clip = 0.5, .units = outer_units::gradients}.rule()},
         {"diloco", diloco_method{tau}.rule()},
         {"diloco, mixing", diloco_method{.period = tau, .own_weight = 0.3}.rule()},
         {"delayed diloco", delayed_diloco_method{.period = tau, .momentum = 0.5}.rule()},
@@ -264,7 +264,7 @@ TEST_CASE("ranks that differ in rule or parameters are told so at attach") {
         } catch (const error&) {}
         return all;
     };
-    for (const auto& text : texts([](co2_method& m, auto&) { m.period = 5; })) {
+    for (const auto& text : texts([](co2_method&m, auto&) { m.period = 5; })) {
         CHECK(text.find("local update every ") != std::string::npos);
         CHECK(text.find("rank 2: ") != std::string::npos);
     }

@@ -60,10 +60,10 @@ struct local_update_options {
 ///              Of a delay 0, behind the inner update of owned(): the outer level is as before, values are not published
 ///              and the round has not ended.
 template <communicator C, shardable Inner, local_update_method Method = local_update_rule>
-requires std::same_as<queue_of<C>, typename Inner::queue_type> &&
-    comm::can_broadcast<C, master_t<typename Inner::element_type>> &&
-    comm::can_all_reduce<C, master_t<typename Inner::element_type>, mean>
-class local_update {
+requires std::same_as < queue_of<C>,
+typename Inner::queue_type >
+    &&comm::can_broadcast<C, master_t<typename Inner::element_type>>&&
+        comm::can_all_reduce<C, master_t<typename Inner::element_type>, mean> class local_update {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using T = typename Inner::element_type;
@@ -253,9 +253,10 @@ private:
     }
     void expect_rate(std::string_view operation, double rate) const {
         if (rule_.outer.units == outer_units::gradients && !(static_cast<master>(rate) > 0)) {
-            throw usage_error(formatted("{}: learning rate {} at the end of a round, by which outer momentum in units of "
-                                        "gradients is divided; keep the rate above 0 or take units of parameters",
-                                        operation, rate));
+            throw usage_error(
+                formatted("{}: learning rate {} at the end of a round, by which outer momentum in units of "
+                          "gradients is divided; keep the rate above 0 or take units of parameters",
+                          operation, rate));
         }
     }
 

@@ -39,8 +39,8 @@ struct local_update_rule {
     int delay = 0;
     round_payload payload = round_payload::parameters;
     round_merge merge = round_merge::anchor;
-    double weight = 0;         ///< of interpolation and pull_back
-    outer_optimizer outer{};   ///< of merges that have an anchor
+    double weight = 0;        ///< of interpolation and pull_back
+    outer_optimizer outer{};  ///< of merges that have an anchor
     staleness_gap gap = no_gap{};
     inner_state inner = inner_state::keep;
 
@@ -56,7 +56,7 @@ struct local_update_rule {
     /// The mean of the parameters is the result: no anchor is kept.
     [[nodiscard]] bool takes_mean() const noexcept {
         return merge == round_merge::anchor && delay == 0 && payload == round_payload::parameters && outer.plain() &&
-            (!std::holds_alternative<constant_gap>(gap) || std::get<constant_gap>(gap).value == 1);
+               (!std::holds_alternative<constant_gap>(gap) || std::get<constant_gap>(gap).value == 1);
     }
     [[nodiscard]] bool keeps_anchor() const noexcept { return !takes_mean() && merge != round_merge::pull_back; }
     [[nodiscard]] bool keeps_momentum() const noexcept { return outer.momentum != 0; }
@@ -79,9 +79,10 @@ struct local_update_rule {
         }
         const bool weighted = merge == round_merge::interpolation || merge == round_merge::pull_back;
         if (!(weight >= 0 && weight <= 1) || (!weighted && weight != 0)) {
-            throw usage_error(formatted("local update: weight is {}, expected a value in [0, 1], and 0 unless the merge "
-                                        "interpolates or pulls back",
-                                        weight));
+            throw usage_error(
+                formatted("local update: weight is {}, expected a value in [0, 1], and 0 unless the merge "
+                          "interpolates or pulls back",
+                          weight));
         }
         const bool late = merge != round_merge::anchor && merge != round_merge::interpolation;
         if (late && delay != 1) {
@@ -89,9 +90,8 @@ struct local_update_rule {
                 formatted("local update: the merge '{}' corrects for a late mean, set the delay to 1", name(merge)));
         }
         if (late && !std::holds_alternative<no_gap>(gap)) {
-            throw usage_error(
-                formatted("local update: the merge '{}' has no common anchor to tell staleness by, set no_gap",
-                          name(merge)));
+            throw usage_error(formatted(
+                "local update: the merge '{}' has no common anchor to tell staleness by, set no_gap", name(merge)));
         }
         if (!has_outer() && !outer.plain()) {
             throw usage_error(
@@ -102,19 +102,18 @@ struct local_update_rule {
             throw usage_error("local update: the merge 'eager' sends pseudo-gradients, set the payload");
         }
         if (!has_outer() && payload != round_payload::parameters) {
-            throw usage_error(
-                formatted("local update: the merge '{}' sends parameters, set the payload", name(merge)));
+            throw usage_error(formatted("local update: the merge '{}' sends parameters, set the payload", name(merge)));
         }
     }
     /// Equal exactly when ranks do the same with the same parameters.
     [[nodiscard]] std::string describe() const {
         return formatted("local update every {} steps, {} {} rounds late, ", period,
                          payload == round_payload::parameters ? "parameters" : "pseudo-gradients", delay) +
-            formatted("merge '{}' of weight {}, {}, {}, inner state {}", name(merge), weight, outer.describe(),
-                      detail::describe(gap),
-                      inner == inner_state::keep ? "kept"
-                          : inner == inner_state::reset ? "reset"
-                                                        : "averaged");
+               formatted("merge '{}' of weight {}, {}, {}, inner state {}", name(merge), weight, outer.describe(),
+                         detail::describe(gap),
+                         inner == inner_state::keep    ? "kept"
+                         : inner == inner_state::reset ? "reset"
+                                                       : "averaged");
     }
     [[nodiscard]] static constexpr std::string_view name(round_merge m) noexcept {
         constexpr std::string_view names[] = {"anchor", "interpolation", "delay corrected", "pull back", "eager"};

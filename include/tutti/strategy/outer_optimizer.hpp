@@ -142,7 +142,9 @@ template <floating_element R, memory M, bool moving> struct outer_step_operation
     void operator()() const { tutti::detail::for_each_element(*this); }
 
 private:
-    [[nodiscard]] TUTTI_HOST_DEVICE R clipped(R v) const noexcept { return v < -limit ? -limit : v > limit ? limit : v; }
+    [[nodiscard]] TUTTI_HOST_DEVICE R clipped(R v) const noexcept {
+        return v < -limit ? -limit : v > limit ? limit : v;
+    }
 };
 
 }  // namespace detail

@@ -80,13 +80,13 @@ template <floating_element R, queue Q> class outer_state {
 
 public:
     // Saved with the copies.
-    std::uint64_t steps = 0;       ///< in this round
-    std::uint64_t rounds = 0;      ///< ended
-    std::uint64_t adopted = 0;     ///< means
-    bool arriving = false;         ///< a payload was sent whose mean is not adopted
-    double learning_rate = 0;      ///< of the last step
-    double scale = 0, moved = 0;   ///< of scalar_gap: its c, and the norm of the last outer step
-    double gap = 1;                ///< that the last mean was divided by; 1 if every element has one of its own
+    std::uint64_t steps = 0;      ///< in this round
+    std::uint64_t rounds = 0;     ///< ended
+    std::uint64_t adopted = 0;    ///< means
+    bool arriving = false;        ///< a payload was sent whose mean is not adopted
+    double learning_rate = 0;     ///< of the last step
+    double scale = 0, moved = 0;  ///< of scalar_gap: its c, and the norm of the last outer step
+    double gap = 1;               ///< that the last mean was divided by; 1 if every element has one of its own
 
     outer_state(Q q, const local_update_rule& rule, int ranks, view<R, M> x)
         : rule_(rule)
@@ -133,10 +133,11 @@ public:
     template <std::invocable<view<double, M>> Sum> void arrived(Sum sum_over_shards) {
         arrived_norm_ = norm(payload(), sum_over_shards);
         if (!std::isfinite(arrived_norm_)) {
-            throw error(formatted("local update: the mean of round {} is not finite, nothing of it was adopted: a replica "
-                                  "has diverged; lower the learning rate or the outer momentum, and go on from a "
-                                  "checkpoint",
-                                  rounds - (rule_.delay == 1 ? 1 : 0)));
+            throw error(
+                formatted("local update: the mean of round {} is not finite, nothing of it was adopted: a replica "
+                          "has diverged; lower the learning rate or the outer momentum, and go on from a "
+                          "checkpoint",
+                          rounds - (rule_.delay == 1 ? 1 : 0)));
         }
     }
 
@@ -163,24 +164,24 @@ public:
     /// Delay 1, the end of a round: adopts the mean that arrived, if one did, and leaves what is sent next in sent().
     template <class Sum> void turn(view<R, M> x, Sum sum_over_shards) {
         switch (rule_.merge) {
-            case round_merge::anchor:
-            case round_merge::interpolation: turn_anchor(x, sum_over_shards); break;
-            case round_merge::eager: turn_eager(x, sum_over_shards); break;
-            case round_merge::delay_corrected:
-                if (arriving) {
-                    run(queue_, correct_delay_operation<R, M>{x, payload(), anchor()});
-                    ++adopted;
-                }
-                copy(queue_, x, anchor());
-                copy(queue_, x, payload());
-                break;
-            case round_merge::pull_back:
-                if (arriving) {
-                    run(queue_, mix_operation<R, M>{x, payload(), x, static_cast<R>(rule_.weight)});
-                    ++adopted;
-                }
-                copy(queue_, x, payload());
-                break;
+        case round_merge::anchor:
+        case round_merge::interpolation: turn_anchor(x, sum_over_shards); break;
+        case round_merge::eager: turn_eager(x, sum_over_shards); break;
+        case round_merge::delay_corrected:
+            if (arriving) {
+                run(queue_, correct_delay_operation<R, M>{x, payload(), anchor()});
+                ++adopted;
+            }
+            copy(queue_, x, anchor());
+            copy(queue_, x, payload());
+            break;
+        case round_merge::pull_back:
+            if (arriving) {
+                run(queue_, mix_operation<R, M>{x, payload(), x, static_cast<R>(rule_.weight)});
+                ++adopted;
+            }
+            copy(queue_, x, payload());
+            break;
         }
     }
     /// Delay 1, the end of training: adopts the last mean, for rules with an outer optimizer.
@@ -212,9 +213,10 @@ public:
         };
         const std::uint64_t in_flight = counter(3, arriving ? 1 : 0);
         if (in_flight > (rule_.delay == 1 ? 1u : 0u)) {
-            throw usage_error(formatted("restored: {} means in flight with a delay of {}: the state is of another rule, or "
-                                        "of none",
-                                        in_flight, rule_.delay));
+            throw usage_error(
+                formatted("restored: {} means in flight with a delay of {}: the state is of another rule, or "
+                          "of none",
+                          in_flight, rule_.delay));
         }
         steps = counter(0, steps);
         rounds = counter(1, rounds);
