@@ -61,6 +61,12 @@ public:
         fill(q, counter_.view(), ++steps_);
         return steps_;
     }
+    /// No update was made yet.
+    void reset(Q q) {
+        for (const moment& m : moments_) { fill(q, m.values.view(), value_type{0}); }
+        steps_ = 0;
+        fill(q, counter_.view(), steps_);
+    }
     /// Reads the step count again after its memory was written (a resume).
     void restored(Q q) { steps_ = fetch(q, counter_.view(), steps_); }
 

@@ -203,6 +203,19 @@ public:
     /// Every rank owns all elements: there is nothing to add.
     void sum_over_shards(view<double, M>) const noexcept {}
 
+    /// The optimizer's moments, in its order; for outer strategies that average or reset them.
+    [[nodiscard]] std::vector<view<master, M>> moments() const {
+        order_.expect_between_steps("moments");
+        std::vector<view<master, M>> all;
+        for (const auto& m : moments_->moments()) { all.push_back(m.values.view()); }
+        return all;
+    }
+    /// As if no update had been made. Stochastic rounding, which counts updates, draws the same numbers again.
+    void reset_moments() {
+        order_.expect_between_steps("reset_moments");
+        moments_->reset(queue_);
+    }
+
     void flush() {
         lane_.drain();
         if (exchanged_) { exchanged_->flush(); }

@@ -101,4 +101,14 @@ concept shardable = strategy<S> && requires(S& s, hyper h, view<double, typename
     s.sum_over_shards(x);
 };
 
+/// A shardable strategy that shows what its optimizer keeps.
+///
+/// Semantics  moments are of owned()'s elements and may be changed between steps; reset_moments makes them, and the
+///            number of updates that the optimizer counts, those of a new optimizer.
+template <class S>
+concept has_moments = shardable<S> && requires(S& s) {
+    { s.moments() } -> std::same_as<std::vector<view<master_t<typename S::element_type>, typename S::memory_type>>>;
+    s.reset_moments();
+};
+
 }  // namespace tutti::strategy

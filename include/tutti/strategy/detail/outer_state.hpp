@@ -1,0 +1,311 @@
+// outer_state: the copies of the parameters that a local-update strategy keeps, and the arithmetic of a round's end.
+// Needs strategy/local_update_rule and optimize/clip (norms). No communication: the strategy does that.
+#pragma once
+
+#include <algorithm>  // max
+#include <cmath>      // isfinite, pow
+#include <concepts>   // invocable
+#include <cstdint>    // counters
+#include <limits>     // largest clip
+#include <string>     // names
+#include <tuple>      // inputs and outputs
+#include <variant>    // gaps
+#include <vector>     // entries
+
+#include <tutti/core/buffer.hpp>                 // copies
+#include <tutti/core/elementwise.hpp>            // copy, fill
+#include <tutti/core/error.hpp>                  // error
+#include <tutti/core/run.hpp>                    // fetch
+#include <tutti/core/state.hpp>                  // state_entry
+#include <tutti/core/text.hpp>                   // formatted
+#include <tutti/optimize/clip.hpp>               // sums of squares
+#include <tutti/strategy/local_update_rule.hpp>  // local_update_rule
+
+namespace tutti::strategy::detail {
+
+/// value = mean + (value - sent)
+template <floating_element R, memory M> struct correct_delay_operation {
+    static constexpr std::string_view name = "correct_delay";
+    view<R, M> value;
+    view<const R, M> mean;
+    view<const R, M> sent;
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        return {static_cast<double>(4 * value.size_bytes()), 2.0 * static_cast<double>(value.size())};
+    }
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(value, mean, sent); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(value); }
+    [[nodiscard]] TUTTI_HOST_DEVICE R result(std::size_t, R x, R m, R s) const noexcept {
+        return (exact(m) + (exact(x) - exact(s))).value;
+    }
+    void operator()() const { tutti::detail::for_each_element(*this); }
+};
+
+/// d = anchor - value;  value = d/n + (mean - own/n);  own = d
+template <floating_element R, memory M> struct eager_operation {
+    static constexpr std::string_view name = "eager";
+    view<R, M> value;
+    view<R, M> own;
+    view<const R, M> anchor;
+    view<const R, M> mean;
+    R ranks;
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        return {static_cast<double>(6 * value.size_bytes()), 5.0 * static_cast<double>(value.size())};
+    }
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(value, own, anchor, mean); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(value, own); }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::tuple<R, R> result(std::size_t, R x, R o, R a, R m) const noexcept {
+        const exact n(ranks);
+        const exact d = exact(a) - exact(x);
+        return {(d / n + (exact(m) - exact(o) / n)).value, d.value};
+    }
+    void operator()() const { tutti::detail::for_each_element(*this); }
+};
+
+/// What an outer level keeps.
+///
+/// Semantics    x is always the inner strategy's owned(). `payload` holds what is sent and, in the same memory, its mean.
+///              arrived() comes before adopting a mean and changes nothing when it throws.
+/// Determinism  norms are summed in the order of elements, then over shards: equal on ranks that hold the same.
+/// Cost         copies: payload, and those that the rule keeps.
+template <floating_element R, queue Q> class outer_state {
+    using M = typename Q::memory_type;
+    local_update_rule rule_;
+    Q queue_;
+    int ranks_;
+    buffer<R, Q> payload_, anchor_, momentum_, previous_, own_, moved_, squares_;
+    buffer<double, Q> scratch_, saved_figures_;
+    buffer<std::uint64_t, Q> saved_counters_;
+    std::vector<state_entry<M>> entries_;
+    double arrived_norm_ = 0;
+
+public:
+    // Saved with the copies.
+    std::uint64_t steps = 0;      ///< in this round
+    std::uint64_t rounds = 0;     ///< ended
+    std::uint64_t adopted = 0;    ///< means
+    bool arriving = false;        ///< a payload was sent whose mean is not adopted
+    double learning_rate = 0;     ///< of the last step
+    double scale = 0, moved = 0;  ///< of scalar_gap: its c, and the norm of the last outer step
+    double gap = 1;               ///< that the last mean was divided by; 1 if every element has one of its own
+
+    outer_state(Q q, const local_update_rule& rule, int ranks, view<R, M> x)
+        : rule_(rule)
+        , queue_(q)
+        , ranks_(ranks)
+        , payload_(q, x.size())
+        , anchor_(q, rule.keeps_anchor() ? x.size() : 0)
+        , momentum_(q, rule.keeps_momentum() ? x.size() : 0)
+        , previous_(q, rule.keeps_previous() ? x.size() : 0)
+        , own_(q, rule.merge == round_merge::eager ? x.size() : 0)
+        , moved_(q, rule.elementwise() ? x.size() : 0)
+        , squares_(q, rule.elementwise() ? x.size() : 0)
+        , scratch_(q, optimize::norm_blocks(x.size()) + 1)
+        , saved_figures_(q, 4)
+        , saved_counters_(q, 4) {
+        if (anchor_.size() != 0) { copy(q, x, anchor_.view()); }
+        for (const auto* b : {&payload_, &momentum_, &previous_, &own_, &moved_, &squares_}) {
+            fill(q, b->view(), R{0});
+        }
+        const auto add = [this](std::string_view name, const buffer<R, Q>& b) {
+            if (b.size() != 0) { entries_.push_back(state_of(formatted("local_update/{}", name), b.view())); }
+        };
+        if (rule.delay == 1) { add("in_flight", payload_); }
+        add("anchor", anchor_);
+        add("momentum", momentum_);
+        add("previous", previous_);
+        add("own", own_);
+        add("moved", moved_);
+        add("squares", squares_);
+        entries_.push_back(state_of("local_update/counters", saved_counters_.view()));
+        entries_.push_back(state_of("local_update/figures", saved_figures_.view()));
+    }
+
+    [[nodiscard]] view<R, M> payload() const noexcept { return payload_.view(); }
+    /// What an all_reduce reads; it writes payload().
+    [[nodiscard]] view<R, M> sent() const noexcept {
+        return rule_.merge == round_merge::eager ? own_.view() : payload_.view();
+    }
+    [[nodiscard]] view<R, M> anchor() const noexcept { return anchor_.view(); }
+    [[nodiscard]] view<R, M> momentum() const noexcept { return momentum_.view(); }
+    [[nodiscard]] const std::vector<state_entry<M>>& entries() const noexcept { return entries_; }
+
+    /// Looks at a mean before anything is done with it. Errors: error when it is not finite.
+    template <std::invocable<view<double, M>> Sum> void arrived(Sum sum_over_shards) {
+        arrived_norm_ = norm(payload(), sum_over_shards);
+        if (!std::isfinite(arrived_norm_)) {
+            throw error(
+                formatted("local update: the mean of round {} is not finite, nothing of it was adopted: a replica "
+                          "has diverged; lower the learning rate or the outer momentum, and go on from a "
+                          "checkpoint",
+                          rounds - (rule_.delay == 1 ? 1 : 0)));
+        }
+    }
+
+    /// Delay 0: what is sent.
+    void snapshot(view<R, M> x) {
+        if (rule_.payload == round_payload::parameters) {
+            copy(queue_, x, payload());
+        } else {
+            subtract(anchor(), x, payload());
+        }
+    }
+    /// Delay 0: the mean that arrived becomes x.
+    template <class Sum> void adopt(view<R, M> x, Sum sum_over_shards) {
+        if (rule_.takes_mean()) {
+            copy(queue_, payload(), x);
+            ++adopted;
+            return;
+        }
+        if (rule_.payload == round_payload::parameters) { subtract(anchor(), payload(), payload()); }
+        step(payload(), sum_over_shards);
+        go_on(x);
+    }
+
+    /// Delay 1, the end of a round: adopts the mean that arrived, if one did, and leaves what is sent next in sent().
+    template <class Sum> void turn(view<R, M> x, Sum sum_over_shards) {
+        switch (rule_.merge) {
+        case round_merge::anchor:
+        case round_merge::interpolation: turn_anchor(x, sum_over_shards); break;
+        case round_merge::eager: turn_eager(x, sum_over_shards); break;
+        case round_merge::delay_corrected:
+            if (arriving) {
+                run(queue_, correct_delay_operation<R, M>{x, payload(), anchor()});
+                ++adopted;
+            }
+            copy(queue_, x, anchor());
+            copy(queue_, x, payload());
+            break;
+        case round_merge::pull_back:
+            if (arriving) {
+                run(queue_, mix_operation<R, M>{x, payload(), x, static_cast<R>(rule_.weight)});
+                ++adopted;
+            }
+            copy(queue_, x, payload());
+            break;
+        }
+    }
+    /// Delay 1, the end of training: adopts the last mean, for rules with an outer optimizer.
+    template <class Sum> void settle(view<R, M> x, Sum sum_over_shards) {
+        if (rule_.merge == round_merge::eager) {
+            turn_eager(x, sum_over_shards);
+            return;
+        }
+        if (rule_.payload == round_payload::parameters) { subtract(view<R, M>(previous_), payload(), payload()); }
+        step(payload(), sum_over_shards);
+    }
+
+    /// Writes counters and figures where entries() has them.
+    void save() {
+        const std::uint64_t counters[] = {steps, rounds, adopted, arriving ? 1u : 0u};
+        const double figures[] = {learning_rate, scale, moved, gap};
+        for (std::size_t i = 0; i < 4; ++i) {
+            fill(queue_, saved_counters_.view().sub(i, 1), counters[i]);
+            fill(queue_, saved_figures_.view().sub(i, 1), figures[i]);
+        }
+    }
+    /// Reads them. Errors: usage_error when they cannot be this rule's.
+    void restored() {
+        const auto counter = [this](std::size_t i, std::uint64_t now) {
+            return fetch(queue_, saved_counters_.view().sub(i, 1), now);
+        };
+        const auto figure = [this](std::size_t i, double now) {
+            return fetch(queue_, saved_figures_.view().sub(i, 1), now);
+        };
+        const std::uint64_t in_flight = counter(3, arriving ? 1 : 0);
+        if (in_flight > (rule_.delay == 1 ? 1u : 0u)) {
+            throw usage_error(
+                formatted("restored: {} means in flight with a delay of {}: the state is of another rule, or "
+                          "of none",
+                          in_flight, rule_.delay));
+        }
+        steps = counter(0, steps);
+        rounds = counter(1, rounds);
+        adopted = counter(2, adopted);
+        arriving = in_flight != 0;
+        learning_rate = figure(0, learning_rate);
+        scale = figure(1, scale);
+        moved = figure(2, moved);
+        gap = figure(3, gap);
+    }
+
+private:
+    template <class Sum> void turn_anchor(view<R, M> x, Sum sum_over_shards) {
+        const bool parameters = rule_.payload == round_payload::parameters;
+        if (arriving && parameters) { subtract(view<R, M>(previous_), payload(), payload()); }
+        if (rule_.keeps_previous()) {
+            copy(queue_, anchor(), previous_.view());
+        } else {
+            subtract(anchor(), x, x);  // what is sent waits in x, which the anchor replaces anyway
+        }
+        if (arriving) { step(payload(), sum_over_shards); }
+        if (rule_.keeps_previous() && !parameters) {
+            subtract(view<R, M>(previous_), x, payload());
+        } else {
+            copy(queue_, x, payload());
+        }
+        go_on(x);
+    }
+    template <class Sum> void turn_eager(view<R, M> x, Sum sum_over_shards) {
+        if (arriving) {
+            run(queue_, eager_operation<R, M>{x, own_.view(), anchor(), payload(), static_cast<R>(ranks_)});
+        } else {
+            subtract(anchor(), x, x);
+            copy(queue_, x, own_.view());
+        }
+        step(x, sum_over_shards);
+        copy(queue_, anchor(), x);
+    }
+    void go_on(view<R, M> x) {
+        if (rule_.merge == round_merge::interpolation) {
+            run(queue_, mix_operation<R, M>{anchor(), x, x, static_cast<R>(rule_.weight)});
+        } else {
+            copy(queue_, anchor(), x);
+        }
+    }
+
+    /// The outer step for the pseudo-gradient d, which becomes the step.
+    template <class Sum> void step(view<R, M> d, Sum sum_over_shards) {
+        gap = 1;
+        if (const auto* const constant = std::get_if<constant_gap>(&rule_.gap)) { gap = constant->value; }
+        if (rule_.scalar()) {
+            const bool known = rule_.payload == round_payload::pseudo_gradient;
+            const double now = known ? arrived_norm_ : norm(d, sum_over_shards);
+            scale = std::max(std::get<scalar_gap>(rule_.gap).decay * scale, now);
+            gap = gap_of(moved, scale);
+        }
+        ++adopted;
+        if (rule_.elementwise()) {
+            const double decay = std::get<elementwise_gap>(rule_.gap).decay;
+            run(queue_, elementwise_gap_operation<R, M>{d, squares_.view(), moved_.view(), static_cast<R>(decay),
+                                                        1 - std::pow(decay, static_cast<double>(adopted))});
+        }
+        const outer_optimizer& o = rule_.outer;
+        const double unit = o.units == outer_units::gradients ? learning_rate : 1;
+        const double limit = std::min(o.clip, static_cast<double>(std::numeric_limits<R>::max()));
+        const auto with = [&]<bool moving>() {
+            run(queue_, outer_step_operation<R, M, moving>{anchor(), momentum(), d, static_cast<R>(unit * gap),
+                                                           static_cast<R>(o.momentum), static_cast<R>(limit),
+                                                           static_cast<R>(o.rate * unit), o.nesterov});
+        };
+        if (rule_.keeps_momentum()) {
+            with.template operator()<true>();
+        } else {
+            with.template operator()<false>();
+        }
+        if (rule_.scalar()) { moved = norm(d, sum_over_shards); }
+        if (rule_.elementwise()) { copy(queue_, d, moved_.view()); }
+    }
+
+    template <class Sum> [[nodiscard]] double norm(view<R, M> v, Sum sum_over_shards) {
+        const std::size_t blocks = scratch_.size() - 1;
+        const view<double, M> sums = scratch_.view().sub(0, blocks);
+        const view<double, M> total = scratch_.view().sub(blocks, 1);
+        run(queue_, optimize::square_sums_operation<R, M>{v, sums});
+        run(queue_, optimize::ordered_sum_operation<M>{sums, total});
+        sum_over_shards(total);
+        return std::sqrt(fetch(queue_, total, 0.0));
+    }
+    void subtract(view<R, M> a, view<R, M> b, view<R, M> out) { run(queue_, difference_operation<R, M>{a, b, out}); }
+};
+
+}  // namespace tutti::strategy::detail

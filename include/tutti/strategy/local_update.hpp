@@ -1,0 +1,366 @@
+// local_update<Comm, Inner, Method>: replicas train by themselves and meet once a round, overlapped or not.
+// Needs a shardable inner strategy, schedule/lane and a communicator across replicas. The named methods: local_sgd,
+// slow_mo, co2, diloco, delayed_diloco, eager_diloco, co_co_d, overlap_local_sgd; their sources: local_update_rule.
+#pragma once
+
+#include <concepts>   // same_as
+#include <cstdint>    // rounds
+#include <exception>  // errors of attach
+#include <memory>     // state exists from attach on
+#include <span>       // state
+#include <string>     // texts
+#include <utility>    // move, exchange
+#include <vector>     // entries
+
+#include <tutti/comm/communicator.hpp>               // can_all_reduce
+#include <tutti/core/buffer.hpp>                     // what a consensus hides
+#include <tutti/core/elementwise.hpp>                // copy
+#include <tutti/core/error.hpp>                      // usage_error
+#include <tutti/core/run.hpp>                        // fetch
+#include <tutti/core/text.hpp>                       // formatted
+#include <tutti/schedule/lane.hpp>                   // lane
+#include <tutti/strategy/detail/outer_state.hpp>     // copies and arithmetic
+#include <tutti/strategy/detail/parameter_list.hpp>  // agree_on, hash
+#include <tutti/strategy/local_update_rule.hpp>      // rules
+#include <tutti/strategy/strategy.hpp>               // shardable
+
+namespace tutti::strategy {
+
+struct local_update_options {
+    duration timeout = 2 * default_timeout();  ///< of waits for the lane, see lane_options
+    schedule::timeline* trace = nullptr;       ///< records collectives and waits; must outlive the strategy
+    int trace_rank = -1;                       ///< process of the trace; -1: the communicator's rank
+};
+
+/// An outer level over any shardable strategy: the inner one steps, and every `period` steps the rule of the method
+/// brings replicas together.
+///
+/// Semantics    attach broadcasts the first replica's parameters. A round is `period` calls of step, whatever the number
+///              of micro-batches, and whether or not the inner strategy skipped: ranks count alike. At its end a copy of
+///              what replicas send goes out on a lane, never the live parameters. With delay 0 the step waits for the
+///              mean; with delay 1 the mean is adopted at the end of the next round, never earlier and never later.
+///              All works on owned(), float or double masters whatever the type of the values. The moments of the inner
+///              optimizer stay on their rank unless the rule resets or averages them (then everyone waits).
+///   flush      waits for what is in flight and adopts nothing.
+///   consensus  between steps; replicas have in common: the anchor, for merges with a common one; else the mean of
+///              their parameters, one all_reduce. The scope restores the replica's own values, holds a copy of them,
+///              and must end before anything but before_use and after_use is called, or the strategy moves.
+///   finish     ends the round that has begun and adopts all means on their way, in order; merges without a common anchor
+///              take the mean of the parameters in the end. Then replicas are equal, or it throws.
+///   state      waits for the lane: call it whenever the entries are read or written. A replica resumes its own state.
+///              Another number of replicas may start from the values after finish.
+/// Storage      copies of owned(), beside a few scalars. payload 1; anchor 1 unless the mean of the parameters is the
+///              result or replicas are pulled back; momentum 1; delay 1 with parameters, or with interpolation, 1 more;
+///              eager 1 more; elementwise_gap 2 more. So local SGD 1, SlowMo and CO2 3, eager DiLoCo 4.
+/// Determinism  on deterministic backends bits depend on data and number of ranks, not on timing. What is computed from
+///              means is equal on all ranks of `across`. Of scalar_gap they depend on how the inner strategy shards.
+/// Cost         a round: an all_reduce of sizeof(master) bytes an element; about ten passes over owned().
+/// Errors       those of the inner strategy and the communicator; usage_error for wrong order of calls. Of a delay 1,
+///              a failed or not finite mean is reported by the step that ends the next round, before anything changed.
+///              Of a delay 0, behind the inner update of owned(): the outer level is as before, values are not published
+///              and the round has not ended.
+template <communicator C, shardable Inner, local_update_method Method = local_update_rule>
+requires std::same_as < queue_of<C>,
+typename Inner::queue_type >
+    &&comm::can_broadcast<C, master_t<typename Inner::element_type>>&&
+        comm::can_all_reduce<C, master_t<typename Inner::element_type>, mean> class local_update {
+    using Q = queue_of<C>;
+    using M = memory_of<C>;
+    using T = typename Inner::element_type;
+    using master = master_t<T>;
+
+public:
+    using element_type = T;
+    using memory_type = M;
+    using queue_type = Q;
+    using inner_type = Inner;
+
+    /// `across` connects equal ranks of all replicas: each owns the same part of the model.
+    explicit local_update(C across, Inner inner, Method method = {}, local_update_options options = {})
+        : rule_(method.rule())
+        , inner_((rule_.validate(), std::move(inner)))
+        , queue_(inner_.queue())
+        , comm_(std::move(across))
+        , lane_(comm_.duplicate("rounds"), {options.timeout, options.trace, options.trace_rank, "main"}) {}
+    local_update(local_update&& other) = default;
+    local_update& operator=(local_update&&) = delete;  // communication in flight belongs to one object all its life
+
+    void attach(parameters<T, M>& list) {
+        if (outer_) { throw usage_error("attach: parameters are attached already"); }
+        try {
+            inner_.attach(list);
+            if (rule_.inner != inner_state::keep && !has_moments<Inner>) {
+                throw usage_error("attach: the inner strategy does not show its moments, so they can only be kept");
+            }
+        } catch (const std::exception& e) {
+            comm_.abort(e.what());  // the other replicas are about to wait for this one
+            throw;
+        }
+        detail::agree_on(comm_, list, rule_.describe());
+        const view<master, M> x = inner_.owned();
+        comm_.agree(x.size(), formatted("number of elements that the inner strategy owns (here {})", x.size()));
+        together("broadcast of the start", [x](C& c) { c.broadcast(x, 0); });
+        inner_.publish();
+        outer_ = std::make_unique<outer_type>(queue_, rule_, comm_.size(), x);
+    }
+
+    void begin(micro_batch m) {
+        expect_running("begin");
+        inner_.begin(m);
+        in_step_ = true;
+    }
+    [[nodiscard]] view<const T, M> before_use(std::size_t i) { return inner_.before_use(i); }
+    void after_use(std::size_t i) { inner_.after_use(i); }
+    [[nodiscard]] view<T, M> gradient(std::size_t i) { return inner_.gradient(i); }
+    void gradient_ready(std::size_t i) { inner_.gradient_ready(i); }
+
+    step_result step(hyper h) {
+        expect_running("step");
+        const bool last = outer_->steps + 1 >= rule_.period;
+        if (last) {
+            expect_rate("step", h.learning_rate);
+            receive();
+        }
+        const step_result result = last ? inner_.update(h) : inner_.step(h);
+        in_step_ = false;
+        outer_->learning_rate = h.learning_rate;
+        ++outer_->steps;
+        if (last) {
+            end_round();
+            inner_.publish();
+        }
+        return result;
+    }
+
+    void flush() {
+        lane_.drain();
+        inner_.flush();
+        comm_.synchronize();
+    }
+
+    void finish() {
+        expect_between_steps("finish");
+        if (finished_) { throw usage_error("finish: the strategy is finished"); }
+        comm_.agree(outer_->rounds * rule_.period + outer_->steps,
+                    formatted("number of steps (here {}) at finish; replicas must make the same number",
+                              outer_->rounds * rule_.period + outer_->steps));
+        const view<master, M> x = inner_.owned();
+        if (outer_->steps != 0 && rule_.has_outer()) {
+            expect_rate("finish", outer_->learning_rate);
+            receive();
+            end_round();
+        }
+        receive();
+        if (outer_->arriving && rule_.has_outer()) { outer_->settle(x, shards()); }
+        outer_->arriving = false;
+        if (rule_.common_anchor()) {
+            copy(queue_, outer_->anchor(), x);
+        } else if (!rule_.takes_mean()) {
+            average(x, outer_->payload());
+            copy(queue_, outer_->payload(), x);
+            if (rule_.keeps_anchor()) { copy(queue_, x, outer_->anchor()); }
+        }
+        inner_.publish();
+        const buffer<std::uint64_t, Q> hash(queue_, 1);
+        run(queue_, detail::hash_operation<M>{as_bytes(view<const master, M>(x)), hash.view()});
+        comm_.agree(fetch(queue_, hash.view(), std::uint64_t{0}), "the hash of all parameters at finish");
+        flush();
+        inner_.finish();
+        finished_ = true;
+    }
+
+    [[nodiscard]] std::span<const state_entry<M>> state() {
+        expect_free("state");
+        lane_.drain();
+        outer_->save();
+        state_.clear();
+        for (const state_entry<M>& e : inner_.state()) { state_.push_back(e); }
+        for (const state_entry<M>& e : outer_->entries()) { state_.push_back(e); }
+        return state_;
+    }
+    void restored() {
+        expect_between_steps("restored");
+        lane_.drain();
+        outer_->restored();
+        inner_.restored();
+    }
+
+    class [[nodiscard]] consensus_scope {
+        friend local_update;
+        local_update* of_ = nullptr;
+        buffer<master, Q> own_;  // what the scope hides
+        consensus_scope(local_update* of, buffer<master, Q> own) noexcept : of_(of), own_(std::move(own)) {}
+
+    public:
+        consensus_scope(consensus_scope&& other) noexcept
+            : of_(std::exchange(other.of_, nullptr)), own_(std::move(other.own_)) {}
+        consensus_scope& operator=(consensus_scope&&) = delete;
+        ~consensus_scope() {
+            if (of_ != nullptr) { of_->end_consensus(own_.view()); }
+        }
+    };
+    consensus_scope consensus() {
+        expect_between_steps("consensus");
+        const view<master, M> x = inner_.owned();
+        buffer<master, Q> own(queue_, x.size());
+        copy(queue_, x, own.view());
+        try {
+            if (rule_.common_anchor() && !finished_) {
+                copy(queue_, outer_->anchor(), x);
+            } else if (!equal()) {
+                average(own.view(), x);
+            }
+            inner_.publish();
+        } catch (...) {
+            copy(queue_, own.view(), x);
+            throw;
+        }
+        in_consensus_ = true;
+        return consensus_scope(this, std::move(own));
+    }
+
+    [[nodiscard]] Q queue() const { return queue_; }
+    [[nodiscard]] view<master, M> owned() const { return inner_.owned(); }
+    [[nodiscard]] Inner& inner() noexcept { return inner_; }
+    [[nodiscard]] const local_update_rule& rule() const noexcept { return rule_; }
+    /// Rounds that have ended, which is the number of means asked for.
+    [[nodiscard]] std::uint64_t rounds() const { return attached("rounds").rounds; }
+    /// What the last mean was divided by.
+    [[nodiscard]] double gap() const { return attached("gap").gap; }
+    /// Where this round began; empty where the rule keeps none. Stands after errors.
+    [[nodiscard]] view<const master, M> anchor() const { return attached("anchor").anchor(); }
+    /// The outer momentum; empty without one. Stands after errors.
+    [[nodiscard]] view<const master, M> momentum() const { return attached("momentum").momentum(); }
+
+private:
+    using outer_type = detail::outer_state<master, Q>;
+
+    [[nodiscard]] const outer_type& attached(std::string_view operation) const {
+        if (!outer_) { throw usage_error(formatted("{}: no parameters are attached", operation)); }
+        return *outer_;
+    }
+    void expect_free(std::string_view operation) const {
+        static_cast<void>(attached(operation));
+        if (in_consensus_) { throw usage_error(formatted("{}: inside a consensus, end its scope first", operation)); }
+    }
+    void expect_between_steps(std::string_view operation) const {
+        expect_free(operation);
+        if (in_step_) { throw usage_error(formatted("{}: in the middle of a step", operation)); }
+    }
+    void expect_running(std::string_view operation) const {
+        expect_free(operation);
+        if (finished_) { throw usage_error(formatted("{}: the strategy is finished", operation)); }
+    }
+    void expect_rate(std::string_view operation, double rate) const {
+        if (rule_.outer.units == outer_units::gradients && !(static_cast<master>(rate) > 0)) {
+            throw usage_error(
+                formatted("{}: learning rate {} at the end of a round, by which outer momentum in units of "
+                          "gradients is divided; keep the rate above 0 or take units of parameters",
+                          operation, rate));
+        }
+    }
+
+    [[nodiscard]] auto shards() {
+        return [this](view<double, M> x) { inner_.sum_over_shards(x); };
+    }
+    /// Collective work that all wait for, in the order of the lane.
+    template <class Work> void together(std::string_view name, Work work) {
+        const schedule::ticket<Q> done = lane_.submit(name, std::move(work), queue_);
+        done.wait(queue_);
+    }
+    void average(view<master, M> in, view<master, M> out) {
+        together("mean of parameters", [in, out](C& c) { c.all_reduce(in, out, mean{}); });
+    }
+
+    /// Replicas are equal as they are.
+    [[nodiscard]] bool equal() const noexcept {
+        return finished_ || (outer_->steps == 0 && (outer_->rounds == 0 || rule_.takes_mean()));
+    }
+
+    /// Waits for the mean that is due, and looks at it.
+    void receive() {
+        if (!outer_->arriving) { return; }
+        in_flight_.wait(queue_);
+        outer_->arrived(shards());
+    }
+
+    /// The mean that was due is there; the replica has made its last step.
+    void end_round() {
+        const view<master, M> x = inner_.owned();
+        if (rule_.delay == 0) {
+            outer_->snapshot(x);
+            average(outer_->payload(), outer_->payload());
+            outer_->arrived(shards());
+        }
+        const auto moments = mean_moments();  // the last that can fail: nothing has changed so far
+        if (rule_.delay == 0) {
+            outer_->adopt(x, shards());
+        } else {
+            outer_->turn(x, shards());
+            outer_->arriving = false;
+        }
+        set_moments(moments);
+        if (rule_.delay == 1) {
+            auto work = [in = outer_->sent(), out = outer_->payload()](C& c) { c.all_reduce(in, out, mean{}); };
+            // nvcc takes the reference that an assignment gives for a ticket thrown away.
+            static_cast<void>(in_flight_ = lane_.submit("mean of the round", std::move(work), queue_));
+            outer_->arriving = true;
+        }
+        outer_->steps = 0;
+        ++outer_->rounds;
+    }
+
+    /// For a rule that averages moments: their means, apart from the moments themselves.
+    [[nodiscard]] std::vector<buffer<master, Q>> mean_moments() {
+        std::vector<buffer<master, Q>> means;
+        if constexpr (has_moments<Inner>) {
+            if (rule_.inner == inner_state::average) {
+                for (const view<master, M> m : inner_.moments()) {
+                    means.emplace_back(queue_, m.size());
+                    average(m, means.back().view());
+                }
+            }
+        }
+        return means;
+    }
+    void set_moments(const std::vector<buffer<master, Q>>& means) {
+        if constexpr (has_moments<Inner>) {
+            if (rule_.inner == inner_state::reset) { inner_.reset_moments(); }
+            const auto moments = inner_.moments();
+            for (std::size_t i = 0; i < means.size(); ++i) { copy(queue_, means[i].view(), moments[i]); }
+        }
+    }
+
+    void end_consensus(view<master, M> own) noexcept {
+        in_consensus_ = false;
+        try {
+            copy(queue_, own, inner_.owned());
+            inner_.publish();
+        } catch (const std::exception& e) {
+            comm_.abort(e.what());  // a destructor cannot throw: the next call says it
+        }
+    }
+
+    local_update_rule rule_;
+    Inner inner_;
+    Q queue_;
+    std::unique_ptr<outer_type> outer_;
+    std::vector<state_entry<M>> state_;
+    bool in_step_ = false, in_consensus_ = false, finished_ = false;
+
+    // Last, so that destruction ends communication before the memory it uses is released.
+    C comm_;
+    schedule::lane<C> lane_;
+    schedule::ticket<Q> in_flight_;
+};
+
+template <communicator C, shardable Inner> using local_sgd = local_update<C, Inner, local_sgd_method>;
+template <communicator C, shardable Inner> using slow_mo = local_update<C, Inner, slow_mo_method>;
+template <communicator C, shardable Inner> using co2 = local_update<C, Inner, co2_method>;
+template <communicator C, shardable Inner> using diloco = local_update<C, Inner, diloco_method>;
+template <communicator C, shardable Inner> using delayed_diloco = local_update<C, Inner, delayed_diloco_method>;
+template <communicator C, shardable Inner> using eager_diloco = local_update<C, Inner, eager_diloco_method>;
+template <communicator C, shardable Inner> using co_co_d = local_update<C, Inner, co_co_d_method>;
+template <communicator C, shardable Inner> using overlap_local_sgd = local_update<C, Inner, overlap_local_sgd_method>;
+
+}  // namespace tutti::strategy
