@@ -2,6 +2,7 @@
 // Needs strategy/strategy. Strategies ask it first, so that misuse is reported before anything moved.
 #pragma once
 
+#include <cmath>        // isfinite
 #include <cstdint>      // flags
 #include <string>       // names
 #include <string_view>  // operations
@@ -13,6 +14,14 @@
 #include <tutti/strategy/strategy.hpp>  // micro_batch
 
 namespace tutti::strategy::detail {
+
+/// Errors  usage_error naming the value.
+inline void expect_valid(const hyper& h) {
+    if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
+    if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
+        throw usage_error(formatted("step: learning rate is {}", h.learning_rate));
+    }
+}
 
 /// attach, then per step: begin(0 of n) ... begin(n-1 of n), each followed by one gradient_ready per parameter, then
 /// step.
@@ -90,6 +99,18 @@ public:
         ready_[i] = 1;
         ++ready_count_;
     }
+    /// A gradient of which the micro-batch still adds something.
+    void expect_accumulating(std::size_t i) const {
+        expect_index("gradient", i);
+        if (phase_ != phase::in_micro_batch) {
+            throw usage_error(formatted("gradient: '{}' outside a micro-batch, expected begin", names_[i]));
+        }
+        if (ready_[i] != 0) {
+            throw usage_error(formatted("gradient: '{}' is ready already in micro-batch {} of {}", names_[i],
+                                        now_.index, now_.count));
+        }
+    }
+    [[nodiscard]] bool first() const noexcept { return now_.index == 0; }
     [[nodiscard]] bool last() const noexcept { return now_.index + 1 == now_.count; }
     void step() {
         expect_running("step");
