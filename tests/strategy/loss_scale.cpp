@@ -1,9 +1,10 @@
 // Tests of scaled losses behind a strategy: what scaling must not change, and gradients that overflow.
-#include <atomic>   // ranks that agree
-#include <cstdint>  // samples
-#include <limits>   // NaN
-#include <string>   // texts
-#include <vector>   // values
+#include <atomic>       // ranks that agree
+#include <cstdint>      // samples
+#include <limits>       // NaN
+#include <string>       // texts
+#include <type_traits>  // stages
+#include <vector>       // values
 
 #include <doctest/doctest.h>
 
@@ -17,6 +18,7 @@
 #include <tutti/strategy/compressed_mean.hpp>  // exchange
 #include <tutti/strategy/data_parallel.hpp>    // under test
 #include <tutti/strategy/selected_mean.hpp>    // exchange
+#include <tutti/strategy/zero.hpp>             // strategy
 
 #include "strategy/toy.hpp"     // trainer
 #include "support/failure.hpp"  // expect
@@ -69,6 +71,28 @@ TEST_CASE("a scale changes no bit of what is trained, however it moves, whatever
     for (int level = 100; level <= 4000; level += 100) { chosen.levels.push_back(level); }
     chosen.steps = {.warmup = 0, .period = 6, .window = 4};
     check(chosen);
+}
+
+TEST_CASE_TEMPLATE("nor does it behind a strategy that shards", Stage, std::integral_constant<int, 1>,
+                   std::integral_constant<int, 2>, std::integral_constant<int, 3>) {
+    const auto trained = [](const std::vector<double>& scales) {
+        std::vector<float> values;
+        threads::launch(3, [&](threads& w) {
+            toy<float> t;
+            strategy::zero<Stage::value, threads, optimize::adamw, float> s(w.duplicate("training"), {},
+                                                                            {.bucket_bytes = 600});
+            s.attach(t.parameters);
+            train_scaled(s, w.rank(), 3, scales);
+            const auto common = s.consensus();
+            for (std::size_t i = 0; i < t.parameters.size(); ++i) {
+                const auto x = s.before_use(i);
+                if (w.rank() == 0) { values.insert(values.end(), x.begin(), x.end()); }
+                s.after_use(i);
+            }
+        });
+        return values;
+    };
+    CHECK(test::same_bytes(trained({1, 1024, 1024, 2048, 0.5, 4}), trained({1, 1, 1, 1, 1, 1})));
 }
 
 TEST_CASE("gradients that overflow on one rank alone: all skip, the scale halves, and nothing else changes") {

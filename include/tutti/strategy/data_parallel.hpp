@@ -15,8 +15,7 @@
 #include <tutti/comm/self.hpp>                         // local
 #include <tutti/core/buffer.hpp>                       // storage
 #include <tutti/core/elementwise.hpp>                  // copy
-#include <tutti/core/philox.hpp>                       // random_stream
-#include <tutti/core/stochastic_rounding.hpp>          // copy_stochastically
+#include <tutti/core/stochastic_rounding.hpp>          // half_element
 #include <tutti/core/text.hpp>                         // formatted
 #include <tutti/optimize/clip.hpp>                     // global_norm
 #include <tutti/optimize/optimizer.hpp>                // optimizer
@@ -27,6 +26,7 @@
 #include <tutti/strategy/detail/gradient_storage.hpp>  // gradient_storage
 #include <tutti/strategy/detail/micro_batches.hpp>     // micro_batch_order
 #include <tutti/strategy/detail/parameter_list.hpp>    // expect_valid, agree_on
+#include <tutti/strategy/detail/rounding.hpp>          // round_values
 #include <tutti/strategy/gradient_exchange.hpp>        // gradient_exchange
 #include <tutti/strategy/strategy.hpp>                 // parameter
 
@@ -185,14 +185,9 @@ public:
     void publish() {
         order_.expect_between_steps("publish");
         for (std::size_t k = 0; k < published_.size(); ++k) {
-            const view<const master, M> masters = owned_.sub(segments_[k].first, segments_[k].count);
-            if constexpr (half_element<T>) {
-                if (rounding_seed_) {
-                    copy_stochastically(queue_, masters, published_[k], *noise(moments_->steps()), segments_[k].first);
-                    continue;
-                }
-            }
-            copy(queue_, masters, published_[k]);
+            const optimize::segment& s = segments_[k];
+            detail::round_values<Q, T>(queue_, owned_.sub(s.first, s.count), published_[k],
+                                       detail::rounding_noise(rounding_seed_, moments_->steps()), s.first);
         }
     }
 
@@ -264,23 +259,12 @@ private:
     /// Equal exactly when ranks do the same with the same gradients.
     [[nodiscard]] std::string describe() const {
         return formatted("{}, {} in buckets of {} bytes{}", optimizer_.describe(), exchange_.describe(), bucket_bytes_,
-                         rounding_seed_ ? formatted(", values rounded stochastically with seed {}", *rounding_seed_)
-                                        : std::string());
-    }
-
-    /// What rounds the values of the t-th update.
-    [[nodiscard]] std::optional<random_stream> noise(std::uint64_t t) const noexcept {
-        if (!rounding_seed_) { return std::nullopt; }
-        constexpr std::uint32_t purpose = 0x726f756e;  // "roun": apart from streams that are counted from 0
-        return random_stream{*rounding_seed_, purpose, static_cast<std::uint32_t>(t)};
+                         detail::describe_rounding(rounding_seed_));
     }
 
     /// One update, which writes the values too if views of them are given.
     step_result advance(hyper h, std::span<const view<T, M>> values) {
-        if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
-        if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
-            throw usage_error(formatted("step: learning rate is {}", h.learning_rate));
-        }
+        detail::expect_valid(h);
         order_.step();
         for (const auto& t : in_flight_) { t.wait(queue_); }
         step_result result;
@@ -292,9 +276,10 @@ private:
         if (result.skipped) {
             ++skipped_;
         } else {
-            optimizer_.update(queue_, owned_, view<const T, M>(gradients_.flat()), *moments_, segments_,
-                              {h.learning_rate, gradient_factor * optimize::clip_factor(result.norm, h.clip_norm)},
-                              optimize::publication<T, M>{values, noise(moments_->steps() + 1)});
+            optimizer_.update(
+                queue_, owned_, view<const T, M>(gradients_.flat()), *moments_, segments_,
+                {h.learning_rate, gradient_factor * optimize::clip_factor(result.norm, h.clip_norm)},
+                optimize::publication<T, M>{values, detail::rounding_noise(rounding_seed_, moments_->steps() + 1)});
         }
         return result;
     }

@@ -15,6 +15,14 @@
 
 namespace tutti::strategy::detail {
 
+/// Errors  usage_error naming the value.
+inline void expect_valid(const hyper& h) {
+    if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
+    if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
+        throw usage_error(formatted("step: learning rate is {}", h.learning_rate));
+    }
+}
+
 /// attach, then per step: begin(0 of n) ... begin(n-1 of n), each followed by one gradient_ready per parameter, then
 /// step.
 ///
@@ -100,6 +108,18 @@ public:
     }
     /// Of the step that has begun.
     [[nodiscard]] double loss_scale() const noexcept { return now_.loss_scale; }
+    /// A gradient of which the micro-batch still adds something.
+    void expect_accumulating(std::size_t i) const {
+        expect_index("gradient", i);
+        if (phase_ != phase::in_micro_batch) {
+            throw usage_error(formatted("gradient: '{}' outside a micro-batch, expected begin", names_[i]));
+        }
+        if (ready_[i] != 0) {
+            throw usage_error(formatted("gradient: '{}' is ready already in micro-batch {} of {}", names_[i],
+                                        now_.index, now_.count));
+        }
+    }
+    [[nodiscard]] bool first() const noexcept { return now_.index == 0; }
     [[nodiscard]] bool last() const noexcept { return now_.index + 1 == now_.count; }
     void step() {
         expect_running("step");

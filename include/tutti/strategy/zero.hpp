@@ -1,0 +1,376 @@
+// zero<Stage, Comm, Optimizer, T>: data parallelism in which the ranks share the optimizer's state (stage 1), also the
+// gradients (stage 2), also the values (stage 3). Needs schedule, optimize and a communicator.
+// Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020, section 5.
+#pragma once
+
+#include <cmath>        // isfinite
+#include <cstdint>      // steps
+#include <memory>       // plan shared with work in flight
+#include <optional>     // what exists from attach on
+#include <span>         // state
+#include <string>       // names
+#include <type_traits>  // what a stage keeps
+#include <utility>      // move
+#include <vector>       // buckets
+
+#include <tutti/comm/communicator.hpp>                  // communicator, can_reduce_scatter
+#include <tutti/core/buffer.hpp>                        // storage
+#include <tutti/core/elementwise.hpp>                   // copy
+#include <tutti/core/reduce_op.hpp>                     // mean, sum
+#include <tutti/core/stochastic_rounding.hpp>           // half_element
+#include <tutti/core/text.hpp>                          // formatted
+#include <tutti/optimize/clip.hpp>                      // clip_factor
+#include <tutti/optimize/optimizer.hpp>                 // optimizer
+#include <tutti/schedule/bucket.hpp>                    // plan_buckets
+#include <tutti/schedule/lane.hpp>                      // lane_options
+#include <tutti/schedule/span.hpp>                      // moment_of
+#include <tutti/strategy/detail/live_values.hpp>        // stage 3
+#include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order
+#include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on
+#include <tutti/strategy/detail/published_values.hpp>   // stages 1 and 2
+#include <tutti/strategy/detail/rounding.hpp>           // rounding_noise
+#include <tutti/strategy/detail/shard_plan.hpp>         // shard_plan
+#include <tutti/strategy/detail/sharded_gradients.hpp>  // gradients of each stage
+#include <tutti/strategy/detail/sharded_norm.hpp>       // sharded_norm
+#include <tutti/strategy/strategy.hpp>                  // parameter
+
+namespace tutti::strategy {
+
+struct zero_options {
+    /// Gradients and values are sent in messages of about this size, and each is cut into one part a rank: larger than
+    /// in data_parallel, by the number of ranks. Stage 3 holds two buckets of values and two of gradients.
+    std::size_t bucket_bytes = std::size_t{16} << 20;
+    /// Values of 16 bits are rounded from their masters stochastically, by random numbers of this seed; without, to
+    /// nearest even. All ranks give the same.
+    std::optional<std::uint64_t> stochastic_rounding_seed{};
+    duration timeout = 2 * default_timeout();  ///< of waits for the lanes, see lane_options
+    schedule::timeline* trace = nullptr;       ///< records collectives, waits and steps; must outlive the strategy
+    int trace_rank = -1;                       ///< process of the trace; -1: the communicator's rank
+};
+
+/// The ZeRO stages.
+///
+/// Semantics    attach broadcasts rank 0's initial values into the trainer's, and every rank takes its part of each
+///              bucket as masters. Then
+///     stage 1    gradients add up over the micro-batches; in the last one buckets are reduce-scattered behind backward.
+///     stage 2    buckets are reduce-scattered behind every micro-batch; their means add up, in T. gradient(i) is valid
+///                from the call, inside a micro-batch, to gradient_ready(i).
+///     stage 3    so are they, and values are gathered by bucket when before_use wants one of them, while the bucket
+///                that comes next in the order of the first micro-batch is on its way. A bucket stays until
+///                another one is used: the order is that of buckets, and every use needs its after_use. The trainer's
+///                values are read by attach alone, may be freed after it, and are never written again. Where no
+///                micro-batch is under way (evaluation, saving) any order will do.
+///              The update is that of the rank's own elements. Stages 1 and 2 then gather the trainer's values, beside
+///              what the main queue does next: a value is valid behind before_use(i), flush or consensus.
+///              The contents of a gradient are unspecified behind gradient_ready. A norm that is not finite skips the
+///              step on all ranks.
+/// Shapes       cuts lie at multiples of 4096 elements of the model (optimize::norm_block), so a rank owns at most one
+///              such block a bucket more than another; nothing is padded. owned() is this rank's part of every
+///              bucket, in the order of the model. state() lists all parameters on every rank, with what the rank owns
+///              of each.
+/// Determinism  on deterministic backends the bits depend on data and number of ranks, not on bucket size nor timing:
+///              with one micro-batch all stages have those of data_parallel, with more stage 1 has.
+/// Cost         n ranks, k micro-batches, P elements of s = sizeof(T) bytes of which this rank owns p; B buckets.
+///     memory     owned values and optimizer state of p elements (12 p bytes for AdamW, in float); 8 bytes a block of
+///                the norm; s bytes an element of blocks in which buckets of different ranks meet; and
+///                stage 1: s (P + p), gradients; stage 2: s (p + 2 L), L the largest bucket; stage 3: as stage 2 and
+///                2 s L, and s p where T is not the type of the masters. The trainer's own gradients take the place of
+///                the P or 2 L where they lie one behind the other; values that do not cost stages 1 and 2 s L more.
+///     sent       a step: s (P - p) for the gradients, in stages 2 and 3 k times; s p (n - 1) to gather values, in
+///                stage 3 2k times, less the buckets that are still there: the two at the turn from forward to
+///                backward, and from micro-batch to micro-batch the one where backward ends. The norm: all_reduce of
+///                8 bytes a block, and of the blocks in which buckets meet.
+///     passes     zero, norm and update of p elements; rounding. NCCL has no uneven reduce_scatter: see comm/nccl.
+/// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish, and from
+///              stage 3 when ranks use values in different orders, or one leaves the order of its first micro-batch;
+///              those of the communicator from step, flush and finish, in stage 3 from before_use too.
+template <int Stage, communicator C, class Optimizer, floating_element T = float>
+requires(Stage >= 1 && Stage <= 3) &&
+    optimize::optimizer<Optimizer, T, queue_of<C>>&& comm::can_broadcast<C, T>&& comm::can_reduce_scatter<C, T,
+                                                                                                          mean>&& comm::
+        can_all_gather<C, T>&& comm::can_all_reduce<C, T, sum>&& comm::can_all_reduce<C, double, sum> class zero {
+    using Q = queue_of<C>;
+    using M = memory_of<C>;
+    using master = master_t<T>;
+    using gradients = std::conditional_t<Stage == 1, detail::whole_gradients<C, T>, detail::bucket_gradients<C, T>>;
+    using values = std::conditional_t<Stage == 3, detail::live_values<C, T>, detail::published_values<C, T>>;
+
+public:
+    using element_type = T;
+    using memory_type = M;
+    using queue_type = Q;
+    static constexpr int stage = Stage;
+
+    explicit zero(C comm, Optimizer optimizer = {}, zero_options options = {})
+        : queue_(comm.queue())
+        , optimizer_((optimizer.validate(), std::move(optimizer)))
+        , options_(options)
+        , owned_(queue_, 0)
+        , comm_(std::move(comm)) {
+        if (options_.trace != nullptr) {
+            const int rank = options_.trace_rank < 0 ? comm_.rank() : options_.trace_rank;
+            step_track_ = options_.trace->track_of(rank, "steps");
+        }
+    }
+    zero(zero&&) = default;
+    zero& operator=(zero&&) = delete;  // communication in flight belongs to one object all its life
+
+    void attach(parameters<T, M>& list) {
+        order_.expect_not_attached();
+        try {
+            detail::expect_valid(list);
+            if (options_.bucket_bytes < sizeof(T)) {
+                throw usage_error(formatted("attach: bucket_bytes is {}", options_.bucket_bytes));
+            }
+            if (options_.stochastic_rounding_seed && !half_element<T>) {
+                throw usage_error(formatted("attach: stochastic rounding is for values of 16 bits, these are {}",
+                                            name_of(dtype_of<T>)));
+            }
+        } catch (const usage_error& e) {
+            comm_.abort(e.what());  // the other ranks are about to wait for this one
+            throw;
+        }
+        detail::agree_on(comm_, list, describe());
+        std::vector<std::size_t> sizes;
+        std::vector<std::string> names;
+        for (const auto& p : list) {
+            sizes.push_back(p.value.size());
+            names.push_back(p.name);
+        }
+        plan_ = std::make_shared<const detail::shard_plan>(
+            schedule::plan_buckets(sizes, sizeof(T), options_.bucket_bytes), comm_.size(), comm_.rank());
+        order_.attach(std::move(names));
+        for (const auto& p : list) { comm_.broadcast(p.value, 0); }
+        take_masters(list);
+        moments_.emplace(optimizer_.template make_state<T>(queue_, plan_->owned()));
+        list_state(list);
+        norm_.emplace(queue_, *plan_);
+        const schedule::lane_options lanes{options_.timeout, options_.trace, options_.trace_rank, "main"};
+        gradients_.emplace(comm_, list, plan_, lanes);
+        values_.emplace(comm_, list, plan_, view<const master, M>(owned_), lanes);
+        if constexpr (Stage != 3) { list_ = list; }
+        missing_.resize(plan_->size());
+        if constexpr (Stage == 3) { values_->publish(queue_, owned_, noise()); }
+    }
+
+    void begin(micro_batch m) {
+        order_.expect_attached("begin");
+        values_->expect_unused("begin");
+        order_.begin(m);
+        if (m.index == 0) {
+            if (options_.trace != nullptr) { step_begin_ = schedule::moment_of(queue_); }
+        } else {
+            values_->end_pass(queue_);
+        }
+        gradients_->begin(queue_, m.index == 0);
+        values_->begin_pass(queue_, !order_.last());
+        for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan_->bucket(b).count; }
+        next_bucket_ = 0;
+    }
+
+    [[nodiscard]] view<const T, M> before_use(std::size_t i) {
+        order_.expect_index("before_use", i);
+        return values_->use(queue_, i);
+    }
+    void after_use(std::size_t i) {
+        order_.expect_index("after_use", i);
+        values_->done(i);
+    }
+
+    [[nodiscard]] view<T, M> gradient(std::size_t i) {
+        if constexpr (Stage == 1) {
+            order_.expect_index("gradient", i);
+        } else {
+            order_.expect_accumulating(i);
+        }
+        return gradients_->of(queue_, i);
+    }
+
+    void gradient_ready(std::size_t i) {
+        order_.ready(i);
+        if (Stage == 1 && !order_.last()) { return; }
+        --missing_[plan_->buckets().bucket_of[i]];
+        for (; next_bucket_ < missing_.size() && missing_[next_bucket_] == 0; ++next_bucket_) {
+            gradients_->launch(queue_, next_bucket_, order_.first());
+        }
+    }
+
+    step_result step(hyper h) {
+        const step_result result = update(h);
+        publish();
+        if (options_.trace != nullptr) {
+            options_.trace->add(step_track_, "step", schedule::span_kind::step, step_begin_,
+                                schedule::moment_of(queue_));
+        }
+        return result;
+    }
+
+    /// Clips and applies the averaged gradients to owned(), and leaves the values as they are: between this and
+    /// publish() an outer strategy may change owned(). Errors: as step.
+    step_result update(hyper h) {
+        detail::expect_valid(h);
+        order_.expect_attached("step");
+        values_->expect_unused("step");
+        order_.step();
+        values_->end_pass(queue_);
+        values_->settle(queue_);
+        gradients_->shard().wait_all(queue_);
+        gradients_->reduced();
+        const view<const T, M> mine = gradients_->shard().shard();
+        step_result result;
+        const double gradient_factor = 1 / order_.loss_scale();
+        result.norm = gradient_factor * (*norm_)(comm_, mine);
+        result.skipped = !std::isfinite(result.norm);
+        if (result.skipped) {
+            ++skipped_;
+        } else {
+            optimizer_.update(queue_, owned_.view(), mine, *moments_, segments_,
+                              {h.learning_rate, gradient_factor * optimize::clip_factor(result.norm, h.clip_norm)});
+        }
+        return result;
+    }
+
+    /// owned() -> values, on their way when this returns. Rounds as the last update did, so that it may be called again,
+    /// and after a resume, with the same result. Collective.
+    void publish() {
+        order_.expect_between_steps("publish");
+        values_->publish(queue_, owned_, noise());
+    }
+
+    /// What the caller's queue does next may change it.
+    [[nodiscard]] view<master, M> owned() {
+        order_.expect_attached("owned");
+        values_->settle(queue_);
+        return owned_.view();
+    }
+    /// Adds over the ranks, which own different elements. Collective.
+    void sum_over_shards(view<double, M> x) { comm_.all_reduce(x, x, sum{}); }
+
+    void flush() {
+        if (values_) {
+            gradients_->drain();
+            values_->drain();
+            values_->settle(queue_);
+        }
+        comm_.synchronize();
+    }
+
+    /// Stages 1 and 2: the trainer's values are the same on all ranks, or it throws.
+    void finish() {
+        order_.finish();
+        flush();
+        if constexpr (Stage != 3) {
+            const buffer<std::uint64_t, Q> hashes(queue_, list_.size() + 1);
+            for (std::size_t i = 0; i < list_.size(); ++i) {
+                const view<const T, M> value = list_[i].value;
+                run(queue_, detail::hash_operation<M>{as_bytes(value), hashes.view().sub(i, 1)});
+            }
+            const view<const std::uint64_t, M> all = hashes.view().sub(0, list_.size());
+            const view<std::uint64_t, M> hash = hashes.view().sub(list_.size(), 1);
+            run(queue_, detail::hash_operation<M>{as_bytes(all), hash});
+            comm_.agree(fetch(queue_, hash, std::uint64_t{0}), "the hash of all parameters at finish");
+        }
+        comm_.agree(moments_->steps(), "the number of updates at finish");
+    }
+
+    /// What the caller's queue does next may change it, followed by restored().
+    [[nodiscard]] std::span<const state_entry<M>> state() {
+        order_.expect_attached("state");
+        values_->settle(queue_);
+        return state_;
+    }
+    /// Collective.
+    void restored() {
+        order_.expect_between_steps("restored");
+        moments_->restored(queue_);
+        values_->publish(queue_, owned_, noise());
+    }
+
+    /// Values are common between steps: the scope changes nothing.
+    struct [[nodiscard]] consensus_scope {
+        ~consensus_scope() {}  // NOLINT: marks the scope as used
+    };
+    consensus_scope consensus() {
+        order_.expect_between_steps("consensus");
+        values_->settle(queue_);
+        return {};
+    }
+
+    [[nodiscard]] Q queue() const { return queue_; }
+    /// Steps that were skipped because the gradient was not finite.
+    [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return skipped_; }
+    /// Which elements are whose; from attach on.
+    [[nodiscard]] const detail::shard_plan& shards() const {
+        order_.expect_attached("shards");
+        return *plan_;
+    }
+
+private:
+    /// Equal exactly when ranks do the same with the same gradients.
+    [[nodiscard]] std::string describe() const {
+        return formatted("zero stage {}, {} in buckets of {} bytes{}", Stage, optimizer_.describe(),
+                         options_.bucket_bytes, detail::describe_rounding(options_.stochastic_rounding_seed));
+    }
+    [[nodiscard]] std::optional<random_stream> noise() const noexcept {
+        return detail::rounding_noise(options_.stochastic_rounding_seed, moments_->steps());
+    }
+
+    /// Masters from the values, and the runs of equal decay among them.
+    void take_masters(const parameters<T, M>& list) {
+        owned_ = buffer<master, Q>(queue_, plan_->owned());
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            const detail::owned_piece own = own_of(list, i);
+            if (own.count == 0) { continue; }
+            const std::size_t offset = own.first - plan_->buckets().offsets[i];
+            copy(queue_, list[i].value.sub(offset, own.count), owned_.view().sub(own.place, own.count));
+            if (!segments_.empty() && segments_.back().decay == list[i].decay) {
+                segments_.back().count += own.count;
+            } else {
+                segments_.push_back({own.place, own.count, list[i].decay});
+            }
+        }
+    }
+    [[nodiscard]] detail::owned_piece own_of(const parameters<T, M>& list, std::size_t i) const {
+        const schedule::bucket_plan& plan = plan_->buckets();
+        return plan_->own_of(plan.bucket_of[i], plan.offsets[i], list[i].value.size());
+    }
+
+    void list_state(const parameters<T, M>& list) {
+        const auto add = [&](std::string_view what, view<master, M> all) {
+            for (std::size_t i = 0; i < list.size(); ++i) {
+                const detail::owned_piece own = own_of(list, i);
+                auto shape = list[i].shape.empty() ? std::vector<std::size_t>{1} : list[i].shape;
+                state_.push_back(state_of(formatted("{}/{}", list[i].name, what), all.sub(own.place, own.count),
+                                          std::move(shape), own.first - plan_->buckets().offsets[i]));
+            }
+        };
+        add("value", owned_.view());
+        for (const auto& m : moments_->moments()) { add(m.name, m.values.view()); }
+        state_.push_back(state_of("optimizer/steps", moments_->counter()));
+    }
+
+    Q queue_;
+    Optimizer optimizer_;
+    zero_options options_;
+    schedule::timeline::track step_track_ = 0;
+    schedule::moment<Q> step_begin_{};
+    detail::micro_batch_order order_;
+    parameters<T, M> list_;  // what finish compares
+    std::shared_ptr<const detail::shard_plan> plan_;
+    std::vector<optimize::segment> segments_;
+    std::vector<state_entry<M>> state_;
+    std::uint64_t skipped_ = 0;
+    std::vector<std::size_t> missing_;  // by bucket: gradients that are not ready
+    std::size_t next_bucket_ = 0;
+
+    buffer<master, Q> owned_;
+    std::optional<optimize::optimizer_state<T, Q>> moments_;
+    std::optional<detail::sharded_norm<C, T>> norm_;
+
+    // Last, so that destruction ends communication before the memory it uses is released.
+    C comm_;
+    std::optional<gradients> gradients_;
+    std::optional<values> values_;
+};
+
+}  // namespace tutti::strategy
