@@ -7,6 +7,7 @@
 #include <utility>  // move
 #include <vector>   // levels
 
+#include <tutti/core/elementwise.hpp>   // copy
 #include <tutti/core/queue.hpp>         // queue
 #include <tutti/core/view.hpp>          // views
 #include <tutti/schedule/bucket.hpp>    // bucket_plan
@@ -20,7 +21,8 @@ namespace transformer {
 /// A strategy, and what else the trainer asks its pipelines.
 ///
 /// Semantics  the calls are the strategy's own. `levels`: of compression, by parameter, 0 for one that is sent as it
-///            is; none where gradients are not compressed.
+///            is; none where gradients are not compressed. `collect`, after finish: the trainer's values are those of
+///            the model, also where ranks share them. Collective.
 /// Cost       an indirect call each.
 template <class T, tutti::queue Q> class any_strategy {
 public:
@@ -47,14 +49,19 @@ private:
         virtual void restored() = 0;
         virtual std::shared_ptr<void> consensus() = 0;
         virtual tutti::view<master, M> owned() = 0;
+        virtual void collect() = 0;
         virtual const tutti::schedule::bucket_plan& plan() = 0;
         virtual std::vector<int> levels() = 0;
         virtual Q queue() = 0;
     };
     template <class S> struct calls_of final : calls {
         S own;
+        list* parameters = nullptr;
         explicit calls_of(S s) : own(std::move(s)) {}
-        void attach(list& p) override { own.attach(p); }
+        void attach(list& p) override {
+            own.attach(p);
+            parameters = &p;
+        }
         void begin(tutti::strategy::micro_batch m) override { own.begin(m); }
         tutti::view<const T, M> before_use(std::size_t i) override { return own.before_use(i); }
         void after_use(std::size_t i) override { own.after_use(i); }
@@ -69,7 +76,17 @@ private:
             return std::shared_ptr<scope>(new scope(own.consensus()));  // made in place: a scope may stay where it is
         }
         tutti::view<master, M> owned() override { return own.owned(); }
-        const tutti::schedule::bucket_plan& plan() override { return own.plan(); }
+        void collect() override {
+            if constexpr (requires { S::stage; }) {
+                if constexpr (S::stage == 3) {
+                    for (std::size_t i = 0; i < parameters->size(); ++i) {
+                        tutti::copy(own.queue(), own.before_use(i), (*parameters)[i].value);
+                        own.after_use(i);
+                    }
+                }
+            }
+        }
+        const tutti::schedule::bucket_plan& plan() override { return plan_of(own); }
         std::vector<int> levels() override {
             std::vector<int> of;
             if constexpr (requires { own.exchange().tensors(); }) {
@@ -78,6 +95,17 @@ private:
             return of;
         }
         Q queue() override { return own.queue(); }
+
+    private:
+        template <class Any> static const tutti::schedule::bucket_plan& plan_of(Any& s) {
+            if constexpr (requires { s.inner(); }) {
+                return plan_of(s.inner());
+            } else if constexpr (requires { s.shards(); }) {
+                return s.shards().buckets();
+            } else {
+                return s.plan();
+            }
+        }
     };
     std::unique_ptr<calls> own_;
 
@@ -97,6 +125,7 @@ public:
     void restored() { own_->restored(); }
     [[nodiscard]] std::shared_ptr<void> consensus() { return own_->consensus(); }
     [[nodiscard]] tutti::view<master, M> owned() { return own_->owned(); }
+    void collect() { own_->collect(); }
     [[nodiscard]] const tutti::schedule::bucket_plan& plan() { return own_->plan(); }
     [[nodiscard]] std::vector<int> levels() { return own_->levels(); }
     [[nodiscard]] Q queue() { return own_->queue(); }

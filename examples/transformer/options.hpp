@@ -2,21 +2,24 @@
 // Needs CLI11. A bad value is one line on stderr and exit code 2, before anything is written.
 #pragma once
 
-#include <algorithm>   // find_if
-#include <cmath>       // isfinite
-#include <cstdint>     // seed
-#include <filesystem>  // default paths
-#include <limits>      // largest seed
-#include <string>      // names
-#include <utility>     // pair
-#include <vector>      // data paths
+#include <algorithm>    // find_if
+#include <charconv>     // from_chars
+#include <cmath>        // isfinite
+#include <cstdint>      // seed
+#include <filesystem>   // default paths
+#include <limits>       // largest seed
+#include <string>       // names
+#include <string_view>  // parts of them
+#include <utility>      // pair
+#include <vector>       // data paths
 
-#include <CLI/CLI.hpp>               // command line
-#include <fmt/format.h>              // messages
-#include <tutti/comm/shaped.hpp>     // stated networks
-#include <tutti/comm/topology.hpp>   // link
-#include <tutti/core/error.hpp>      // usage_error
-#include <tutti/optimize/adamw.hpp>  // optimizer
+#include <CLI/CLI.hpp>                   // command line
+#include <fmt/format.h>                  // messages
+#include <tutti/comm/shaped.hpp>         // stated networks
+#include <tutti/comm/topology.hpp>       // link
+#include <tutti/core/error.hpp>          // usage_error
+#include <tutti/optimize/adamw.hpp>      // optimizer
+#include <tutti/strategy/staleness.hpp>  // gaps
 
 #include "bad_input.hpp"
 #include "parameters.hpp"
@@ -47,8 +50,11 @@ struct options {
     int select_every = 100;
     std::string error_sum;
     std::string measure = "local";
-    int nodes = 0;        // 0: as many as there are host names
-    std::string network;  // empty: as it is
+    int tau = 8;                 // local updates: steps of a round
+    double beta = -1;            // momentum over rounds; -1: what suits the pipeline
+    std::string gap = "scalar";  // co2: none, constant:X, scalar, elementwise
+    int nodes = 0;               // 0: as many as there are host names
+    std::string network;         // empty: as it is
     std::uint64_t seed = 1;
     std::string precision;  // empty: float, on cuda bf16
     int recompute = -1;     // -1: what suits the device
@@ -63,6 +69,25 @@ struct options {
 
     /// --density in the units of top_k.
     [[nodiscard]] int kept_in_10000() const { return static_cast<int>(std::lround(density * 10'000)); }
+    [[nodiscard]] std::size_t period() const { return static_cast<std::size_t>(tau); }
+    [[nodiscard]] double outer_momentum(double usual) const { return beta < 0 ? usual : beta; }
+    /// --gap. Errors: bad_input.
+    [[nodiscard]] tutti::strategy::staleness_gap staleness() const {
+        constexpr std::string_view constant = "constant:";
+        if (gap == "none") { return tutti::strategy::no_gap{}; }
+        if (gap == "scalar") { return tutti::strategy::scalar_gap{}; }
+        if (gap == "elementwise") { return tutti::strategy::elementwise_gap{}; }
+        double value = 0;
+        const char* const end = gap.data() + gap.size();
+        if (gap.starts_with(constant) && std::from_chars(gap.data() + constant.size(), end, value).ptr == end &&
+            value >= 1 && value <= 1e30) {
+            return tutti::strategy::constant_gap{value};
+        }
+        throw bad_input(
+            fmt::format("--gap: '{}' is not one of none, constant:X (X at least 1), scalar, elementwise", gap));
+    }
+    /// co2-zero: --nodes, or pairs of ranks.
+    [[nodiscard]] int replicas() const { return nodes != 0 ? nodes : ranks % 2 == 0 ? ranks / 2 : ranks; }
     /// What the pipeline's levels of compression are of; empty for those that do not compress.
     [[nodiscard]] std::string family_of_levels() const {
         if (pipeline == "ddp-4bit") { return "quantize"; }
@@ -187,6 +212,14 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
            "ddp-lgreco: errors are those of gradients of each rank, with what it owes (local), or of their mean "
            "(averaged)")
         ->capture_default_str();
+    app.add_option("--tau", o.tau, "local-sgd, slowmo, co2, diloco: steps between two averages")
+        ->check(within(1, 100'000'000))
+        ->capture_default_str();
+    app.add_option("--beta", o.beta,
+                   "slowmo, co2, diloco: momentum over rounds, 0 to less than 1; default 0.5, co2 0.2, diloco 0.9");
+    app.add_option("--gap", o.gap,
+                   "co2: what divides an average that comes a round late: none, constant:X, scalar or elementwise")
+        ->capture_default_str();
     app.add_option("--nodes", o.nodes,
                    "machines that the ranks are on, neighbors together: where each has several, gradients but those of "
                    "ddp-powersgd are compressed between machines alone; default: by host names")
@@ -310,6 +343,9 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
             fmt::format("--ranks: pipeline '{}' is for 1 rank, not {}", o.pipeline, o.ranks));
     require(processes == 0 || o.ranks == processes,
             fmt::format("--ranks: {} asked for, but mpirun started {}", o.ranks, processes));
+    require(o.beta == -1 || (o.beta >= 0 && o.beta < 1),
+            fmt::format("--beta: {} is not a momentum from 0 to less than 1", o.beta));
+    static_cast<void>(o.staleness());  // refuses
     require(!on_gpu || o.network.empty(), "--network: only ranks on the CPU pretend to have another network");
     if (!o.network.empty()) { static_cast<void>(stated_link(o.network)); }  // refuses
     require(o.nodes == 0 || o.ranks % o.nodes == 0,

@@ -5,6 +5,7 @@
 
 #include <string>       // help text
 #include <string_view>  // names
+#include <type_traits>  // type_identity
 #include <utility>      // move
 
 #include <fmt/format.h>  // help text
@@ -14,6 +15,8 @@
 #include "pipelines/compressed.hpp"
 #include "pipelines/ddp.hpp"
 #include "pipelines/local.hpp"
+#include "pipelines/local_update.hpp"
+#include "pipelines/zero.hpp"
 #include "train.hpp"
 
 namespace transformer {
@@ -36,12 +39,20 @@ template <class... Each> struct pipeline_list {
     [[nodiscard]] static bool is_single_rank(std::string_view name) {
         return ((name == Each::name && Each::single_rank) || ...);
     }
-    /// The strategy of the pipeline that o names; it is one that `has` knows.
+    [[nodiscard]] static bool runs_on_gpu(std::string_view name) {
+        return ((name == Each::name && Each::on_gpu) || ...);
+    }
+    /// The strategy of the pipeline that o names; it is one that `has` knows, and on a GPU one that runs there.
     template <class T, class Comm>
     [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,
                                                                      tutti::schedule::timeline* trace) {
         any_strategy<T, tutti::queue_of<Comm>> made;
-        (void)((o.pipeline == Each::name && (made = Each::template make<T>(std::move(comm), o, trace), true)) || ...);
+        const auto make_one = [&]<class P>(std::type_identity<P>) {
+            if constexpr (P::on_gpu || tutti::queue_of<Comm>::executes_inline) {
+                if (o.pipeline == P::name) { made = P::template make<T>(std::move(comm), o, trace); }
+            }
+        };
+        (make_one(std::type_identity<Each>()), ...);
         return made;
     }
     /// Trains on the CPU, in elements of T.
@@ -52,7 +63,9 @@ template <class... Each> struct pipeline_list {
     }
 };
 
-using pipelines_known = pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk,
-                                      pipelines::ddp_powersgd, pipelines::ddp_lgreco>;
+using pipelines_known =
+    pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk, pipelines::ddp_powersgd,
+                  pipelines::ddp_lgreco, pipelines::zero1, pipelines::zero2, pipelines::zero3, pipelines::local_sgd,
+                  pipelines::slowmo, pipelines::co2, pipelines::co2_zero, pipelines::diloco>;
 
 }  // namespace transformer

@@ -2,13 +2,14 @@
 // Needs model, data, report, progress. All ranks call train() with the same options and text.
 #pragma once
 
-#include <algorithm>  // nth_element
-#include <chrono>     // step times
-#include <cmath>      // pow
-#include <cstdint>    // tokens
-#include <memory>     // ledger
-#include <stdexcept>  // a run that diverged
-#include <vector>     // losses
+#include <algorithm>    // nth_element
+#include <chrono>       // step times
+#include <cmath>        // pow
+#include <cstdint>      // tokens
+#include <memory>       // ledger
+#include <stdexcept>    // a run that diverged
+#include <type_traits>  // is_same
+#include <vector>       // losses
 
 #include <tutti/comm/call.hpp>               // an all_reduce that is only counted
 #include <tutti/comm/cost.hpp>               // wire_bytes
@@ -143,23 +144,33 @@ template <class Device, class Comm>
 
     model<Math> net(o.model, o.micro_batch, o.seed, device.make_math(), static_cast<recompute>(o.recompute));
     auto strategy = make_strategy<T>(std::move(training), o, &trace);
-    strategy.attach(net.parameters());
-    // Files hold what the strategy's own values hold: floats, also where the model computes in bfloat16.
-    const auto own_values = [&](std::size_t i) {
-        std::size_t first = 0;
-        for (std::size_t before = 0; before < i; ++before) { first += net.parameters()[before].value.size(); }
-        return strategy.owned().sub(first, net.parameters()[i].value.size());
+    // Files hold what the optimizer works on: where the model computes in bfloat16 that is the strategy's own floats.
+    using master = tutti::master_t<T>;
+    constexpr bool owns_more = !std::is_same_v<T, master>;
+    const auto exact_values = [&](std::size_t i) {
+        if constexpr (owns_more) {
+            std::size_t first = 0;
+            for (std::size_t before = 0; before < i; ++before) { first += net.parameters()[before].value.size(); }
+            return strategy.owned().sub(first, net.parameters()[i].value.size());
+        } else {
+            return net.parameters()[i].value;
+        }
     };
-    if (!o.load.empty()) {
+    const auto load = [&] {
         weights_file start(o.load, o.model);
         for (std::size_t i = 0; i < net.parameters().size(); ++i) {
-            std::vector<tutti::master_t<T>> values(net.parameters()[i].value.size());
-            start.read(i, tutti::view<tutti::master_t<T>>(values));
-            net.put(values, own_values(i));
+            std::vector<master> values(net.parameters()[i].value.size());
+            start.read(i, tutti::view<master>(values));
+            net.put(values, exact_values(i));
         }
+    };
+    if (!o.load.empty() && !owns_more) { load(); }
+    strategy.attach(net.parameters());
+    if (!o.load.empty() && owns_more) {
+        load();
         strategy.restored();
-        world.agree(net.hash(), "weights loaded");
     }
+    if (!o.load.empty()) { world.agree(net.hash(), "weights loaded"); }
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
                                                               .minimum = o.final_learning_rate(),
@@ -241,13 +252,13 @@ template <class Device, class Comm>
     }
 
     strategy.finish();
+    strategy.collect();
     r.parameter_hash = net.hash();
     world.agree(r.parameter_hash, "parameters after training");
     published<T, typename model<Math>::memory_type> weights{net.parameters()};
     if (world.rank() == 0 && !o.save.empty()) {
         write_safetensors(o.save, net.parameters(), [&](std::size_t i) {
-            using master = tutti::master_t<T>;
-            return net.on_host(tutti::view<const master, typename model<Math>::memory_type>(own_values(i)));
+            return net.on_host(tutti::view<const master, typename model<Math>::memory_type>(exact_values(i)));
         });
     }
     r.validation.emplace_back(o.steps, evaluate(net, weights, text.validation(), world));

@@ -19,6 +19,8 @@
 #include <tutti/core/run.hpp>                        // fetch
 #include <tutti/core/text.hpp>                       // formatted
 #include <tutti/schedule/lane.hpp>                   // lane
+#include <tutti/schedule/span.hpp>                   // moment_of
+#include <tutti/schedule/timeline.hpp>               // steps
 #include <tutti/strategy/detail/outer_state.hpp>     // copies and arithmetic
 #include <tutti/strategy/detail/parameter_list.hpp>  // agree_on, hash
 #include <tutti/strategy/local_update_rule.hpp>      // rules
@@ -28,7 +30,7 @@ namespace tutti::strategy {
 
 struct local_update_options {
     duration timeout = 2 * default_timeout();  ///< of waits for the lane, see lane_options
-    schedule::timeline* trace = nullptr;       ///< records collectives and waits; must outlive the strategy
+    schedule::timeline* trace = nullptr;       ///< records collectives, waits and steps; must outlive the strategy
     int trace_rank = -1;                       ///< process of the trace; -1: the communicator's rank
 };
 
@@ -80,8 +82,13 @@ public:
         : rule_(method.rule())
         , inner_((rule_.validate(), std::move(inner)))
         , queue_(inner_.queue())
+        , trace_(options.trace)
         , comm_(std::move(across))
-        , lane_(comm_.duplicate("rounds"), {options.timeout, options.trace, options.trace_rank, "main"}) {}
+        , lane_(comm_.duplicate("rounds"), {options.timeout, options.trace, options.trace_rank, "main"}) {
+        if (trace_ != nullptr) {
+            step_track_ = trace_->track_of(options.trace_rank < 0 ? comm_.rank() : options.trace_rank, "steps");
+        }
+    }
     local_update(local_update&& other) = default;
     local_update& operator=(local_update&&) = delete;  // communication in flight belongs to one object all its life
 
@@ -107,6 +114,7 @@ public:
     void begin(micro_batch m) {
         expect_running("begin");
         inner_.begin(m);
+        if (trace_ != nullptr && m.index == 0) { step_begin_ = schedule::moment_of(queue_); }
         in_step_ = true;
     }
     [[nodiscard]] view<const T, M> before_use(std::size_t i) { return inner_.before_use(i); }
@@ -128,6 +136,9 @@ public:
         if (last) {
             end_round();
             inner_.publish();
+        }
+        if (trace_ != nullptr) {
+            trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, schedule::moment_of(queue_));
         }
         return result;
     }
@@ -220,7 +231,7 @@ public:
     }
 
     [[nodiscard]] Q queue() const { return queue_; }
-    [[nodiscard]] view<master, M> owned() const { return inner_.owned(); }
+    [[nodiscard]] view<master, M> owned() { return inner_.owned(); }
     [[nodiscard]] Inner& inner() noexcept { return inner_; }
     [[nodiscard]] const local_update_rule& rule() const noexcept { return rule_; }
     /// Rounds that have ended, which is the number of means asked for.
@@ -344,6 +355,9 @@ private:
     local_update_rule rule_;
     Inner inner_;
     Q queue_;
+    schedule::timeline* trace_;
+    schedule::timeline::track step_track_ = 0;
+    schedule::moment<Q> step_begin_{};
     std::unique_ptr<outer_type> outer_;
     std::vector<state_entry<M>> state_;
     bool in_step_ = false, in_consensus_ = false, finished_ = false;

@@ -46,6 +46,7 @@ struct zero_options {
     duration timeout = 2 * default_timeout();  ///< of waits for the lanes, see lane_options
     schedule::timeline* trace = nullptr;       ///< records collectives, waits and steps; must outlive the strategy
     int trace_rank = -1;                       ///< process of the trace; -1: the communicator's rank
+    bool trace_steps = true;                   ///< off where an outer strategy records them
 };
 
 /// The ZeRO stages.
@@ -198,7 +199,7 @@ public:
     step_result step(hyper h) {
         const step_result result = update(h);
         publish();
-        if (options_.trace != nullptr) {
+        if (options_.trace != nullptr && options_.trace_steps) {
             options_.trace->add(step_track_, "step", schedule::span_kind::step, step_begin_,
                                 schedule::moment_of(queue_));
         }
