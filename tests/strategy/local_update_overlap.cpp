@@ -222,6 +222,29 @@ TEST_CASE("what is in flight is a copy: live parameters may change under it") {
     }
 }
 
+TEST_CASE("the state holds the mean in flight, not what it was made from") {
+    for (const local_update_rule& rule : rules(2)) {
+        if (rule.delay == 0) { continue; }
+        CAPTURE(rule.describe());
+        const std::vector<fault_rule> plan{
+            {.rank = 1, .on = comm::collective::all_reduce, .communicator = lane_name, .action = fault::delay{20ms}}};
+        threads::launch(2, [&](threads& world) {
+            toy<float> t;
+            engine<faulty> s(faulty(world.duplicate("across"), plan), local<sgd>(self{}), rule);
+            s.attach(t.parameters);
+            train(s, world.rank(), 2, {.steps = 2});
+            const auto read = [](const auto& entries) {
+                std::vector<std::vector<std::byte>> all;
+                for (const auto& e : entries) { all.emplace_back(e.data.begin(), e.data.end()); }
+                return all;
+            };
+            const auto early = read(s.state());
+            s.flush();
+            CHECK(early == read(s.state()));
+        });
+    }
+}
+
 // pytorch/torchft: should_commit can succeed although the all-reduce in flight has failed.
 TEST_CASE("an all_reduce that fails leaves the outer level as it was, byte by byte, on every rank") {
     for (const int n : {2, 3}) {

@@ -4,6 +4,7 @@
 #include <algorithm>  // copy
 #include <cmath>      // fabs
 #include <cstddef>    // bytes
+#include <cstdint>    // batches
 #include <set>        // unique names
 #include <string>     // names
 #include <utility>    // move
@@ -105,11 +106,14 @@ TEST_CASE("every method gives the bits of its sequential reference, after each s
     for (const int n : {1, 2, 3, 4}) {
         for (const std::size_t tau : {1u, 3u, 8u}) {
             for (const int rest : {0, 2}) {
+                if (tau == 1 && rest != 0) { continue; }
                 for (const named& m : methods(tau)) {
                     CAPTURE(m.name);
                     CAPTURE(n);
                     CAPTURE(tau);
-                    const recipe r{.steps = static_cast<int>(4 * tau) + (tau > 2 ? rest : 0), .learning_rate = 0.2};
+                    const recipe r{.steps = static_cast<int>((tau == 8 ? 3 : 5) * tau) + rest,
+                                   .batch = static_cast<std::uint64_t>(n),
+                                   .learning_rate = 0.2};
                     const auto is = trained<sgd>(m.rule, n, r, {});
                     const auto should = expected<sgd>(m.rule, n, r, {});
                     for (std::size_t k = 0; k < is.size(); ++k) {
@@ -280,23 +284,24 @@ TEST_CASE("ranks that differ in rule or parameters are told so at attach") {
 // pytorch/torchft#277, #238: the anchor, the momentum and the mean in flight must be in the state.
 TEST_CASE("a run resumes bit by bit from every step of a round, also with a mean in flight") {
     constexpr int n = 2;
-    constexpr int steps = 11;
+    constexpr int steps = 9;
+    const auto some = [](int count, int first) { return recipe{.steps = count, .batch = n, .first_step = first}; };
     for (const named& m : methods(3)) {
         CAPTURE(m.name);
-        const auto straight = trained<adamw>(m.rule, n, {.steps = steps}, adamw{});
-        for (int cut = 0; cut < steps; ++cut) {
+        const auto straight = trained<adamw>(m.rule, n, some(steps, 0), adamw{});
+        for (int cut = 0; cut <= steps; ++cut) {
             CAPTURE(cut);
             std::vector<std::vector<std::vector<std::byte>>> saved(n);
             threads::launch(n, [&](threads& world) {
                 toy<float> t;
                 engine<adamw> s(world.duplicate("across"), local<adamw>(self{}), m.rule);
                 s.attach(t.parameters);
-                train(s, world.rank(), n, {.steps = cut});
+                train(s, world.rank(), n, some(cut, 0));
                 for (const auto& e : s.state()) {
                     saved[std::size_t(world.rank())].emplace_back(e.data.begin(), e.data.end());
                 }
                 // Saving changed nothing.
-                train(s, world.rank(), n, {.steps = steps - cut, .first_step = cut});
+                train(s, world.rank(), n, some(steps - cut, cut));
                 s.finish();
                 CHECK(same_bytes(t.values(), straight.back()[std::size_t(world.rank())]));
             });
@@ -305,7 +310,7 @@ TEST_CASE("a run resumes bit by bit from every step of a round, also with a mean
                 toy<float> t(test::layout::scattered, test::layout::none, 55);
                 engine<adamw> s(world.duplicate("across"), local<adamw>(self{}), m.rule);
                 s.attach(t.parameters);
-                train(s, world.rank(), n, {.steps = cut % 5});  // what is overwritten may be in any phase
+                train(s, world.rank(), n, some(cut % 5, 0));  // what is overwritten may be in any phase
                 const auto entries = s.state();
                 REQUIRE(entries.size() == saved[me].size());
                 for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -314,7 +319,7 @@ TEST_CASE("a run resumes bit by bit from every step of a round, also with a mean
                 }
                 s.restored();
                 for (int k = cut; k < steps; ++k) {
-                    train(s, world.rank(), n, {.steps = 1, .first_step = k});
+                    train(s, world.rank(), n, some(1, k));
                     REQUIRE(same_bytes(t.values(), straight[std::size_t(k)][me]));
                 }
                 s.finish();
@@ -420,7 +425,7 @@ TEST_CASE("inside a node data parallelism, across nodes CO2: replicas of two ran
         toy<double> t;
         two_level s(std::move(*across), inside(std::move(*node)), method);
         s.attach(t.parameters);
-        train(s, world.rank(), n, {.steps = 300});
+        train(s, world.rank(), n, {.steps = 100});
         s.finish();
         x[std::size_t(world.rank())] = t.values();
     });
@@ -430,7 +435,7 @@ TEST_CASE("inside a node data parallelism, across nodes CO2: replicas of two ran
         toy<double> t;
         co2<threads, local<sgd, double>> s(world.duplicate("across"), local<sgd, double>(self{}), method);
         s.attach(t.parameters);
-        train(s, world.rank(), 2, {.steps = 300});
+        train(s, world.rank(), 2, {.steps = 100});
         s.finish();
         if (world.rank() == 0) { replicas = t.values(); }
     });
