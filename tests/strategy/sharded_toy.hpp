@@ -53,8 +53,10 @@ public:
     }
 };
 
-/// One micro-batch of one sample. Forward only looks at the values; backward makes the gradients.
-template <class S> void pass(S& s, std::size_t parameters, std::uint64_t sample, double scale) {
+/// One micro-batch of one sample. Forward only looks at the values; backward makes the gradients, which `change` may
+/// change.
+template <class S, class Change>
+void pass(S& s, std::size_t parameters, std::uint64_t sample, double scale, Change change) {
     using T = typename S::element_type;
     volatile double activation = 0;
     for (std::size_t i = 0; i < parameters; ++i) {
@@ -67,9 +69,13 @@ template <class S> void pass(S& s, std::size_t parameters, std::uint64_t sample,
         for (std::size_t e = 0; e < g.size(); ++e) {
             g[e] = static_cast<T>(static_cast<double>(g[e]) + scale * slope(sample, i, e, static_cast<double>(x[e])));
         }
+        change(i, g);
         s.after_use(i);
         s.gradient_ready(i);
     }
+}
+template <class S> void pass(S& s, std::size_t parameters, std::uint64_t sample, double scale) {
+    pass(s, parameters, sample, scale, [](std::size_t, const auto&) {});
 }
 
 struct plan_of_steps {
