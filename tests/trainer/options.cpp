@@ -66,6 +66,30 @@ TEST_CASE("what --model contradicts is refused; what it repeats is not") {
     CHECK(parsed("--model gpt2-1558m --layers 48 --heads 25 --width 1600 --context 1024").model.layers == 48);
 }
 
+TEST_CASE("momentum over rounds and the gap of a late average are checked") {
+    const auto refusal = [](double beta, const char* gap) -> std::string {
+        auto o = parsed("");
+        o.beta = beta;
+        o.gap = gap;
+        try {
+            complete(o, false, 0);
+        } catch (const bad_input& e) { return e.what(); }
+        return {};
+    };
+    for (const char* gap : {"none", "scalar", "elementwise", "constant:1", "constant:2.5"}) {
+        CHECK(refusal(0.9, gap).empty());
+    }
+    CHECK(refusal(1, "none") == "--beta: 1 is not a momentum from 0 to less than 1");
+    CHECK(refusal(-0.5, "none") == "--beta: -0.5 is not a momentum from 0 to less than 1");
+    for (const char* gap : {"", "constant", "constant:", "constant:0.5", "constant:2x", "constant:inf", "2"}) {
+        CAPTURE(gap);
+        CHECK(refusal(0, gap) == fmt::format("--gap: '{}' is not one of none, constant:X (X at least 1), scalar, "
+                                             "elementwise",
+                                             gap));
+    }
+    CHECK(std::get<tutti::strategy::constant_gap>(parsed("--gap constant:2.5").staleness()).value == 2.5);
+}
+
 TEST_CASE("a stated network is bandwidth and latency, and for ranks on the CPU") {
     const auto refusal = [](const char* network, const char* device) -> std::string {
         auto o = parsed("");

@@ -1,7 +1,14 @@
 // The same run on 1, 2, 3 and 4 ranks, in one micro-batch or several, with or without communication: the same losses.
-#include <array>   // rank counts
-#include <mutex>   // counting ranks
-#include <vector>  // tiny text
+#include <array>       // rank counts
+#include <filesystem>  // saved weights
+#include <fstream>     // saved weights
+#include <iterator>    // whole files
+#include <mutex>       // counting ranks
+#include <string>      // files
+#include <utility>     // pair
+#include <vector>      // tiny text
+
+#include <unistd.h>  // getpid
 
 #include <doctest/doctest.h>
 
@@ -93,6 +100,74 @@ TEST_CASE("a stated network is between machines, and every rank is one unless it
         o.nodes = 0;
         CHECK(device.communicator(world, o).network().nodes() == 4);
     });
+}
+
+TEST_CASE("ranks that share the optimizer's state, gradients and parameters train to the same bits as replicas") {
+    const auto text = some_text(64);
+    auto o = small_run("ddp", 4, 6);
+    o.micro_batch = 3;  // the sums of several micro-batches are rounded in another order where gradients are shared
+    o.eval_every = 4;
+    const auto folder = std::filesystem::temp_directory_path() / ("tutti-ranks-" + std::to_string(::getpid()));
+    std::filesystem::create_directories(folder);
+    const auto saved = [&](const char* pipeline) {
+        o.pipeline = pipeline;
+        o.save = (folder / "weights.safetensors").string();
+        auto r = train_on_threads<float>(o, text);
+        std::ifstream file(o.save, std::ios::binary);
+        return std::pair(std::move(r), std::string(std::istreambuf_iterator<char>(file), {}));
+    };
+    const auto [replicas, weights] = saved("ddp");
+    CHECK(weights.size() > 4 * replicas.parameters);
+    for (const char* pipeline : {"zero1", "zero2", "zero3"}) {
+        CAPTURE(pipeline);
+        const auto [shared, same] = saved(pipeline);
+        CHECK(shared.parameter_hash == replicas.parameter_hash);
+        CHECK(shared.training == replicas.training);
+        CHECK(shared.validation == replicas.validation);
+        CHECK(same == weights);
+        o.save.clear();
+        o.load = (folder / "weights.safetensors").string();  // trained on, not from random weights
+        o.pipeline = "ddp";
+        const auto on = train_on_threads<float>(o, text);
+        o.pipeline = pipeline;
+        CHECK(train_on_threads<float>(o, text).parameter_hash == on.parameter_hash);
+        CHECK(on.training.front().second < 0.99 * replicas.training.front().second);
+        o.load.clear();
+    }
+    std::filesystem::remove_all(folder);
+}
+
+TEST_CASE("replicas that meet now and then send less, learn, and end equal, the same bits twice") {
+    const auto text = some_text(64);
+    auto o = small_run("ddp", 4, 20);
+    o.tau = 5;
+    const auto plain = train_on_threads<float>(o, text);
+    for (const char* pipeline : {"local-sgd", "slowmo", "co2", "diloco", "co2-zero"}) {
+        CAPTURE(pipeline);
+        o.pipeline = pipeline;
+        const auto once = train_on_threads<float>(o, text), again = train_on_threads<float>(o, text);
+        CHECK(once.parameter_hash == again.parameter_hash);
+        CHECK(once.training == again.training);
+        CHECK(once.parameter_hash != plain.parameter_hash);
+        CHECK(once.training.back().second < 0.97 * once.training.front().second);
+        if (o.pipeline != "co2-zero") {
+            // A mean in five steps, and one of a few numbers for the gap; with co2 those on their way at the end too.
+            CHECK(once.wire_bytes_per_step >= plain.wire_bytes_per_step / 5);
+            CHECK(once.wire_bytes_per_step <= plain.wire_bytes_per_step / 4);
+        }
+    }
+    o.pipeline = "co2";
+    const auto usual = train_on_threads<float>(o, text);
+    const auto with = [&](double beta, const char* gap) {
+        o.beta = beta;
+        o.gap = gap;
+        return train_on_threads<float>(o, text).parameter_hash;
+    };
+    CHECK(with(0.2, "scalar") == usual.parameter_hash);
+    CHECK(with(0.4, "scalar") != usual.parameter_hash);
+    CHECK(with(0.2, "constant:1") == with(0.2, "none"));
+    CHECK(with(0.2, "constant:2") != with(0.2, "none"));
+    CHECK(with(0.2, "elementwise") != with(0.2, "none"));
 }
 
 TEST_CASE("what backward computes again changes no bit") {
