@@ -175,7 +175,6 @@ private:
         in_round_ = 0;
         const std::vector<vec> x = values();
         const std::size_t t = ends_.size();
-        const auto n = static_cast<float>(ranks_);
         const auto w = static_cast<float>(rule_.weight);
         std::vector<vec> next = x;
         if (rule_.merge == eager) {
@@ -205,7 +204,6 @@ private:
                 }
             }
         }
-        static_cast<void>(n);
         began_.push_back(next);
         set(next);
     }

@@ -224,7 +224,6 @@ TEST_CASE("where every sum is exact, it is data parallelism bit by bit") {
         }
         s.finish();
     };
-    std::vector<vec> x(2);
     threads::launch(n, [&](threads& world) {
         vec a(8, 1.0f), b(8, 1.0f);
         parameters<float> first{{"x", {8}, true, a, {}}}, second{{"x", {8}, true, b, {}}};

@@ -212,7 +212,8 @@ struct delayed_diloco_method {
     }
 };
 
-/// A replica applies its own n-th part of the mean at once and that of the others a round late. Source: as above.
+/// A replica applies its own n-th part of the mean at once and that of the others a round late. In the first round, when
+/// nothing is known of the others, it applies its own pseudo-gradient whole. Source: as above.
 struct eager_diloco_method {
     std::size_t period = 500;
     double rate = 0.7;
