@@ -379,13 +379,13 @@ TEST_CASE("a virtual step takes exactly the time of what it overlaps and what it
         s.finish();
         return all;
     };
-    // Block sums of the norm: zeroed, made of all gradients, added up; the update: step count, gradient, value, velocity.
+    // Block sums of the norm: zeroed, made of all gradients, added up. Update: step count, gradient, value, velocity.
     const double norm = 8 + 4 * 400 + 8 + 16;
     const double behind = norm + 8 + 20 * 400;
     const double zero_p0 = 400, zero_p1 = 1200;
     {
-        // What the passes hide: all but the reduction of the last bucket, and, where nothing else comes before the first
-        // use of p0, its gather. Stage 3 gathers on demand in its first step: p0, p1, and p0 again.
+        // What the passes hide: all but the reduction of the last bucket, and, where nothing else comes before the
+        // first use of p0, its gather. Stage 3 gathers on demand in its first step: p0, p1, and p0 again.
         const double work = 100000;
         const double all = 4 * work + zero_p0 + zero_p1 + 400 + behind;
         CHECK(times(std::integral_constant<int, 1>{}, work) == std::vector{all, all, all, all});

@@ -49,11 +49,17 @@ struct zero_options {
     bool trace_steps = true;                   ///< off where an outer strategy records them
 };
 
+/// What sharding asks of a communicator: sums of gradients are means, those of the norm sums.
+template <class C, class T>
+concept can_shard = comm::can_broadcast<C, T> && comm::can_reduce_scatter<C, T, mean> && comm::can_all_gather<C, T> &&
+    comm::can_all_reduce<C, T, sum> && comm::can_all_reduce<C, double, sum>;
+
 /// The ZeRO stages.
 ///
 /// Semantics    attach broadcasts rank 0's initial values into the trainer's, and every rank takes its part of each
 ///              bucket as masters. Then
-///     stage 1    gradients add up over the micro-batches; in the last one buckets are reduce-scattered behind backward.
+///     stage 1    gradients add up over the micro-batches; in the last one buckets are reduce-scattered behind
+///                backward.
 ///     stage 2    buckets are reduce-scattered behind every micro-batch; their means add up, in T. gradient(i) is valid
 ///                from the call, inside a micro-batch, to gradient_ready(i).
 ///     stage 3    so are they, and values are gathered by bucket when before_use wants one of them, while the bucket
@@ -70,26 +76,27 @@ struct zero_options {
 ///              bucket, in the order of the model. state() lists all parameters on every rank, with what the rank owns
 ///              of each.
 /// Determinism  on deterministic backends the bits depend on data and number of ranks, not on bucket size nor timing:
-///              with one micro-batch all stages have those of data_parallel, with more stage 1 has.
+///              with one micro-batch all stages have those of data_parallel, with more stage 1 has; stages 2 and 3
+///              have those of the means of micro-batches added up in their order.
 /// Cost         n ranks, k micro-batches, P elements of s = sizeof(T) bytes of which this rank owns p; B buckets.
-///     memory     owned values and optimizer state of p elements (12 p bytes for AdamW, in float); 8 bytes a block of
-///                the norm; s bytes an element of blocks in which buckets of different ranks meet; and
-///                stage 1: s (P + p), gradients; stage 2: s (p + 2 L), L the largest bucket; stage 3: as stage 2 and
-///                2 s L, and s p where T is not the type of the masters. The trainer's own gradients take the place of
-///                the P or 2 L where they lie one behind the other; values that do not cost stages 1 and 2 s L more.
+///     memory     besides the trainer's values: masters and optimizer state of p elements (12 p bytes for AdamW, in
+///                float, and 8 for the number of updates); 8 bytes a block of the norm, and 8; s bytes an element of
+///                blocks in which buckets of different ranks meet; and stage 1: s (P + p), gradients; stage 2:
+///                s (p + 2 L), L the largest bucket; stage 3: as stage 2 and 2 s L, and s p where T is not the type of
+///                the masters. The trainer's own gradients take the place of the P or 2 L where they lie one behind the
+///                other; values that do not cost stages 1 and 2 s L more. With one bucket it is L, not 2 L.
 ///     sent       a step: s (P - p) for the gradients, in stages 2 and 3 k times; s p (n - 1) to gather values, in
 ///                stage 3 2k times, less the buckets that are still there: the two at the turn from forward to
 ///                backward, and from micro-batch to micro-batch the one where backward ends. The norm: all_reduce of
 ///                8 bytes a block, and of the blocks in which buckets meet.
 ///     passes     zero, norm and update of p elements; rounding. NCCL has no uneven reduce_scatter: see comm/nccl.
-/// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish, and from
-///              stage 3 when ranks use values in different orders, or one leaves the order of its first micro-batch;
-///              those of the communicator from step, flush and finish, in stage 3 from before_use too.
+/// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish, and
+///              from stage 3 when ranks use values in different orders, or one leaves the order of its first micro-batch;
+///              those of the communicator from step, flush and finish, in stage 3 from before_use too. A rank that
+///              uses no value at all while backward of the first micro-batch goes through more than two buckets is
+///              named by the deadline of the others.
 template <int Stage, communicator C, class Optimizer, floating_element T = float>
-requires(Stage >= 1 && Stage <= 3) &&
-    optimize::optimizer<Optimizer, T, queue_of<C>>&& comm::can_broadcast<C, T>&& comm::can_reduce_scatter<C, T,
-                                                                                                          mean>&& comm::
-        can_all_gather<C, T>&& comm::can_all_reduce<C, T, sum>&& comm::can_all_reduce<C, double, sum> class zero {
+requires(Stage >= 1 && Stage <= 3 && can_shard<C, T> && optimize::optimizer<Optimizer, T, queue_of<C>>) class zero {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using master = master_t<T>;
@@ -231,8 +238,8 @@ public:
         return result;
     }
 
-    /// owned() -> values, on their way when this returns. Rounds as the last update did, so that it may be called again,
-    /// and after a resume, with the same result. Collective.
+    /// owned() -> values, on their way when this returns. Rounds as the last update did, so that it may be called
+    /// again, and after a resume, with the same result. Collective.
     void publish() {
         order_.expect_between_steps("publish");
         values_->publish(queue_, owned_, noise());

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>    // max
+#include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <cstdint>      // flags
 #include <memory>       // shared with work in flight
@@ -84,6 +85,7 @@ public:
                          whole = together.empty() ? staging_.view().sub(0, size) : together](C& c) {
                 const Q lane = c.queue();
                 if constexpr (std::same_as<T, master>) {
+                    static_cast<void>(noise);
                     c.all_gather_v(from, whole, plan->counts(b));
                 } else {
                     const view<T, M> mine = plan->own_part(b, whole);
