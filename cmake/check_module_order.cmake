@@ -3,7 +3,7 @@
 # known here, when anything outside comm/mpi.hpp and its own parts includes MPI, when a .hpp outside core/cuda_*.hpp and
 # comm/nccl.hpp with its parts includes CUDA, or when the umbrella leaves out a public header that needs neither. Modules
 # that would make every user's compilation longer have an umbrella <module>/<module>.hpp of their own; what would bring
-# them in (strategy/compressed_*, selected_*) is in none, nor is the local-update family in strategy.
+# them in (strategy/compressed_*, selected_*) is in none, nor are ZeRO and the local updates.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -44,7 +44,7 @@ foreach(header IN LISTS headers)
       continue()
     endif()
   endif()
-  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness)")
+  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero)")
     set(umbrella tutti)
     set(text "${umbrella_}")
     if(module IN_LIST own_umbrella)

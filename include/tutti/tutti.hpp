@@ -60,4 +60,3 @@
 #include <tutti/strategy/data_parallel.hpp>
 #include <tutti/strategy/gradient_exchange.hpp>
 #include <tutti/strategy/strategy.hpp>
-#include <tutti/strategy/zero.hpp>
