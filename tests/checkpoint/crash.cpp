@@ -290,34 +290,38 @@ TEST_CASE("save: a file system that is full in earnest") {
     CHECK(load_at(folder, 2).step == 1);
 }
 
-TEST_CASE("save: a shard that is not in rank 0's folder is missed") {
+TEST_CASE("save: a shard that rank 0 does not find as it was written is missed") {
     const scratch_directory scratch;
-    comm::threads::launch(2, [&](comm::threads& c) {
-        state s(static_cast<std::size_t>(c.rank()), 2);
-        list contents = s.contents();
-        s.fill(1);
-        // As if rank 1 had a folder of its own by this name.
-        checkpoint::saver_options options;
-        if (c.rank() == 0) {
-            options.before_file_operation = [](std::string_view operation, const std::string& path) {
-                if (operation == "synchronize" && path.ends_with("rank-00000.shard")) {
-                    const fs::path other = fs::path(path).parent_path() / "rank-00001.shard";
-                    while (!fs::exists(other) || fs::file_size(other) < 1000) { std::this_thread::yield(); }
-                    fs::remove(other);
+    const std::string shard = path_of(scratch.folder(), 1) + ".unfinished/rank-00001.shard";
+    for (const bool gone : {true, false}) {
+        comm::threads::launch(2, [&](comm::threads& c) {
+            state s(static_cast<std::size_t>(c.rank()), 2);
+            list contents = s.contents();
+            s.fill(1);
+            checkpoint::saver_options options;
+            options.before_file_operation = [&](std::string_view operation, const std::string& path) {
+                if (operation == "synchronize" && path == shard) {  // rank 1 has written it
+                    if (gone) {
+                        fs::remove(path);  // as if rank 1 had a folder of its own by this name
+                    } else {
+                        fs::resize_file(path, 10);
+                    }
                 }
                 return 0;
             };
-        }
-        checkpoint::saver saver(c.duplicate("save"), scratch.folder(), options);
-        saver.save(1, contents);
-        std::string text;
-        try {
-            static_cast<void>(saver.wait());
-        } catch (const checkpoint::damaged_error& e) { text = e.what(); }
-        expect(text == "save: rank 0: '" + path_of(scratch.folder(), 1) + ".unfinished/rank-00001.shard' is not there",
-               "{}", text);
-    });
-    CHECK(load_at(scratch.folder(), 2).generation == 0);
+            checkpoint::saver saver(c.duplicate("save"), scratch.folder(), options);
+            saver.save(1, contents);
+            std::string text;
+            try {
+                static_cast<void>(saver.wait());
+            } catch (const error& e) { text = e.what(); }
+            expect(
+                text.starts_with("save: rank 0: '" + shard + (gone ? "' is not there" : "' has 10 bytes where rank 1")),
+                "{}", text);
+        });
+        CHECK(load_at(scratch.folder(), 2).generation == 0);
+        CHECK(listing(scratch.folder()) == names{"lock"});
+    }
 }
 
 TEST_CASE("save: a communicator that fails ends the save and leaves the checkpoint before") {

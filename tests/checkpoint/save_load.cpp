@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>  // test cases
 
 #include <atomic>   // order between saves
+#include <chrono>   // a queue that stands still
 #include <cstdint>  // steps
 #include <string>   // texts
 #include <thread>   // yield
@@ -163,9 +164,22 @@ TEST_CASE("save: contents of a device are copied in its queue's order, and come 
             q.enqueue([out = device.view(), value] { std::fill_n(out.data(), out.size(), value); });
         };
         const auto rank = static_cast<float>(c.rank());
-        checkpoint::saver saver(c.duplicate("save"), scratch.folder());
+        // The queue stands still for a while: the lane must not write before the queue has got to the copy.
+        std::atomic<bool> goes{false}, early{false};
+        checkpoint::saver_options options;
+        options.before_file_operation = [&](std::string_view, const std::string& path) {
+            if (path.find("checkpoint-0") != std::string::npos && !goes.load()) { early = true; }
+            return 0;
+        };
+        checkpoint::saver saver(c.duplicate("save"), scratch.folder(), options);
+        q.enqueue([&] {
+            while (!goes.load()) { std::this_thread::yield(); }
+        });
         set(1 + rank);
         saver.save(3, on_host, on_device);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        expect(!early.load(), "written before it was there");
+        goes = true;
         set(-1);  // queued behind the copy
         steps = 6;
         static_cast<void>(saver.wait());
