@@ -1,7 +1,7 @@
 """Conan 2 recipe: tutti is header-only, so one package serves every setting.
 
-Consumers get tutti's own CMake package (find_package(tutti COMPONENTS mpi blas cuda cublas nccl)), which searches MPI,
-BLAS, CUDA and NCCL only for those who ask; the components below tell the other generators what to include and link.
+Consumers get tutti's own CMake package (find_package(tutti COMPONENTS mpi blas cuda cublas nccl checkpoint)), which
+searches MPI, BLAS, CUDA, NCCL and zlib only for those who ask; the components below tell the other generators what to include and link.
 """
 
 import os
@@ -42,8 +42,10 @@ class TuttiRecipe(ConanFile):
     def generate(self):
         CMakeDeps(self).generate()
         toolchain = CMakeToolchain(self)
-        for part in ("BUILD_TESTS", "BUILD_BENCH", "BUILD_EXAMPLES", "WITH_MPI", "WITH_BLAS", "WITH_CUDA", "WITH_NCCL"):
+        for part in ("BUILD_TESTS", "BUILD_BENCH", "BUILD_EXAMPLES"):
             toolchain.cache_variables["TUTTI_" + part] = "OFF"
+        for component in ("MPI", "BLAS", "CUDA", "NCCL", "CHECKPOINT"):
+            toolchain.cache_variables["TUTTI_WITH_" + component] = "OFF"
         toolchain.generate()
 
     def build(self):
@@ -57,7 +59,7 @@ class TuttiRecipe(ConanFile):
 
     def package_info(self):
         self.cpp_info.set_property("cmake_find_mode", "none")  # tuttiConfig.cmake is in the package
-        for name in ("tutti", "mpi", "blas", "cuda", "cublas", "nccl"):
+        for name in ("tutti", "mpi", "blas", "cuda", "cublas", "nccl", "checkpoint"):
             component = self.cpp_info.components[name]
             component.set_property("cmake_target_name", f"tutti::{name}")
             component.requires = {"tutti": ["fmt::fmt"], "cublas": ["cuda"]}.get(name, ["tutti"])

@@ -1,6 +1,6 @@
 # cmake -DINCLUDE_DIR=<include> -P check_module_order.cmake
 # Fails, naming each offense, when a header under <include>/tutti includes a module above its own, when a module is not
-# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, when a .hpp outside core/cuda_*.hpp and
+# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, outside checkpoint zlib, when a .hpp outside core/cuda_*.hpp and
 # comm/nccl.hpp with its parts includes CUDA, or when the umbrella leaves out a public header that needs neither. Modules
 # that would make every user's compilation longer have an umbrella <module>/<module>.hpp of their own; what would bring
 # them in (strategy/compressed_*, selected_*) is in none, nor are ZeRO and the local updates.
@@ -19,7 +19,7 @@ set(may_include_sequence schedule ${may_include_schedule})
 set(may_include_checkpoint schedule ${may_include_schedule})
 set(may_include_plan core comm/cost)
 set(may_include_simulate plan schedule ${may_include_schedule} comm/cost)
-set(own_umbrella compress)
+set(own_umbrella compress checkpoint)
 
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 set(offenses "")
@@ -81,6 +81,9 @@ foreach(header IN LISTS headers)
       if(path MATCHES "^comm/(detail/)?mpi(_.*)?$" AND NOT header MATCHES "^comm/(detail/)?mpi[_.]")
         string(APPEND offenses "${header}: includes ${file}, and so MPI\n")
       endif()
+      if(below STREQUAL "checkpoint" AND module STREQUAL "")
+        string(APPEND offenses "${header}: includes ${file}, and so zlib\n")
+      endif()
       if(NOT module STREQUAL "" AND NOT below STREQUAL module AND NOT below IN_LIST may_include_${module}
           AND NOT path IN_LIST may_include_${module})
         string(APPEND offenses "${header}: includes ${file}, but ${below} is not below ${module}\n")
@@ -89,6 +92,8 @@ foreach(header IN LISTS headers)
       string(APPEND offenses "${header}: includes the umbrella\n")
     elseif(file MATCHES "^(openmpi/|mpich/)?mpi(-ext)?\\.h$" AND NOT header MATCHES "^comm/(detail/)?mpi[_.]")
       string(APPEND offenses "${header}: includes ${file}; only comm/mpi.hpp may\n")
+    elseif(file MATCHES "^(zlib|zconf)" AND NOT module STREQUAL "checkpoint")
+      string(APPEND offenses "${header}: includes ${file}; only checkpoint may\n")
     elseif(file MATCHES "^(cuda|cublas|cub/|thrust/|nccl|cudnn)" AND NOT header MATCHES "${may_include_cuda}")
       string(APPEND offenses "${header}: includes ${file}; only a .cuh, core/cuda_*.hpp and comm/nccl*.hpp may\n")
     endif()

@@ -4,7 +4,7 @@ include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 
 step(${configure} -S ${SOURCE} -B ${WORK}/build -DCMAKE_INSTALL_PREFIX=${WORK}/first
   -DTUTTI_BUILD_TESTS=OFF -DTUTTI_BUILD_BENCH=OFF -DTUTTI_BUILD_EXAMPLES=OFF -DTUTTI_WITH_MPI=OFF -DTUTTI_WITH_BLAS=OFF
-  -DTUTTI_WITH_CUDA=OFF -DTUTTI_WITH_NCCL=OFF)
+  -DTUTTI_WITH_CUDA=OFF -DTUTTI_WITH_NCCL=OFF -DTUTTI_WITH_CHECKPOINT=OFF)
 step(${CMAKE_COMMAND} --install ${WORK}/build)
 file(REMOVE_RECURSE ${WORK}/build)
 file(RENAME ${WORK}/first ${WORK}/prefix)
@@ -34,7 +34,7 @@ endfunction()
 
 consume(no_component)
 set(components "")
-foreach(component IN ITEMS mpi blas cuda cublas nccl)
+foreach(component IN ITEMS mpi blas cuda cublas nccl checkpoint)
   string(TOUPPER ${component} upper)
   if(HAVE_${upper})
     string(APPEND components " ${component}")
@@ -64,6 +64,10 @@ if(HAVE_NCCL)
   step(${WORK}/components/program_nccl)
   expect_output("NCCL answers: 0")
 endif()
+if(HAVE_CHECKPOINT)
+  step(${WORK}/components/program_checkpoint ${WORK}/checkpoints)
+  expect_output("step 7 comes back: 3")
+endif()
 
 set(refused ${configure} -S ${CMAKE_CURRENT_LIST_DIR}/install -B ${WORK}/refused -DCMAKE_PREFIX_PATH=${WORK}/prefix
   -DVERSION=${VERSION})
@@ -77,3 +81,5 @@ step_fails("tutti::cublas needs CUDAToolkit, which was not found" ${refused} -DC
   -DCMAKE_DISABLE_FIND_PACKAGE_CUDAToolkit=ON)
 step_fails("tutti::nccl needs NCCL, which was not found" ${refused} -DCOMPONENTS=nccl
   -DCMAKE_DISABLE_FIND_PACKAGE_NCCL=ON)
+step_fails("tutti::checkpoint needs ZLIB, which was not found" ${refused} -DCOMPONENTS=checkpoint
+  -DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON)

@@ -1,0 +1,43 @@
+# tutti_add_fuzz_test(<module> <source without .cpp> [<imported library>...]): tests <module>.fuzz_build and
+# <module>.fuzz, a fuzz target (LLVMFuzzerTestOneInput) behind libFuzzer, with sanitizers, where clang++ links that.
+find_program(TUTTI_COMPILER_clang++ clang++)
+mark_as_advanced(TUTTI_COMPILER_clang++)
+set(tutti_fuzz_flags -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all)
+if(TUTTI_COMPILER_clang++ AND NOT DEFINED TUTTI_HAVE_LIBFUZZER)
+  set(empty ${CMAKE_CURRENT_BINARY_DIR}/empty_fuzz_target)
+  file(WRITE ${empty}.c "int LLVMFuzzerTestOneInput(const unsigned char* data, unsigned long size) { return 0; }\n")
+  execute_process(COMMAND ${TUTTI_COMPILER_clang++} -x c ${tutti_fuzz_flags} ${empty}.c -o ${empty}
+    RESULT_VARIABLE failed OUTPUT_QUIET ERROR_QUIET)
+  if(failed)
+    set(TUTTI_HAVE_LIBFUZZER OFF CACHE INTERNAL "clang++ links libFuzzer")
+  else()
+    set(TUTTI_HAVE_LIBFUZZER ON CACHE INTERNAL "clang++ links libFuzzer")
+  endif()
+endif()
+
+function(tutti_add_fuzz_test module source)
+  if(NOT TUTTI_HAVE_LIBFUZZER)
+    tutti_add_skipped_test(NAME ${module}.fuzz LABELS unit
+      REASON "no clang++ with libFuzzer was found at configure time")
+    return()
+  endif()
+  set(folders "")
+  set(files "")
+  foreach(library IN ITEMS fmt::fmt LISTS ARGN)
+    get_target_property(of_library ${library} INTERFACE_INCLUDE_DIRECTORIES)
+    if(of_library)
+      list(APPEND folders ${of_library})
+    endif()
+    list(APPEND files $<TARGET_FILE:${library}>)
+  endforeach()
+  list(REMOVE_ITEM folders ${CMAKE_CXX_IMPLICIT_INCLUDE_DIRECTORIES})
+  list(TRANSFORM folders PREPEND -I)
+  add_test(NAME ${module}.fuzz_build
+    COMMAND ${TUTTI_COMPILER_clang++} -std=c++20 -O1 -g ${tutti_fuzz_flags} -I${PROJECT_SOURCE_DIR}/include ${folders}
+      ${CMAKE_CURRENT_SOURCE_DIR}/${source}.cpp ${files} -o ${source})
+  tutti_set_test_properties(${module}.fuzz_build TIMEOUT 600 PROCESSORS 1 LABELS unit)
+  set_tests_properties(${module}.fuzz_build PROPERTIES FIXTURES_SETUP ${module}.${source})
+  add_test(NAME ${module}.fuzz COMMAND ./${source} -seed=1 -runs=20000 -max_total_time=30 -max_len=512)
+  tutti_set_test_properties(${module}.fuzz TIMEOUT 120 PROCESSORS 1 LABELS unit)
+  set_tests_properties(${module}.fuzz PROPERTIES FIXTURES_REQUIRED ${module}.${source})
+endfunction()
