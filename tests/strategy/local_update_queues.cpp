@@ -6,6 +6,7 @@
 #include <vector>  // values
 
 #include "schedule/stream_queue.hpp"         // a device-like queue
+#include "stream_toy.hpp"                    // its backward on a stream
 #include "toy.hpp"                           // trainer
 #include <tutti/comm/decorator.hpp>          // a link
 #include <tutti/comm/self.hpp>               // one replica
@@ -19,26 +20,12 @@ using namespace tutti;
 using namespace tutti::strategy;
 using optimize::adamw;
 using optimize::sgd;
+using test::slope_operation;
 using test::stream_memory;
 using test::stream_queue;
 using test::toy;
 
 namespace {
-
-struct slope_operation {
-    static constexpr std::string_view name = "slope";
-    view<const float, stream_memory> x;
-    view<float, stream_memory> g;
-    std::size_t parameter;
-    std::uint64_t sample;
-    [[nodiscard]] tutti::cost cost() const noexcept { return {}; }
-    void operator()() const {
-        for (std::size_t e = 0; e < x.size(); ++e) {
-            g.data()[e] = static_cast<float>(static_cast<double>(g.data()[e]) +
-                                             test::slope(sample, parameter, e, static_cast<double>(x.data()[e])));
-        }
-    }
-};
 
 // A virtual communicator whose reductions take `slowness` seconds a byte.
 class slow_link : public comm::decorator<slow_link, comm::self<virtual_queue>> {

@@ -10,6 +10,7 @@
 
 #include "schedule/stream_queue.hpp"         // a device-like queue
 #include "sharded_toy.hpp"                   // trainer
+#include "stream_toy.hpp"                    // its backward on a stream
 #include <tutti/comm/decorator.hpp>          // a link
 #include <tutti/comm/self.hpp>               // one rank
 #include <tutti/core/virtual_queue.hpp>      // exact times
@@ -25,6 +26,7 @@ using optimize::sgd;
 using strategy::zero;
 using test::same_bytes;
 using test::sized_toy;
+using test::slope_operation;
 using test::stream_memory;
 using test::stream_queue;
 using self = comm::self<host_queue>;
@@ -54,22 +56,6 @@ template <class F> void for_stages(F f) {
     f(std::integral_constant<int, 2>{});
     f(std::integral_constant<int, 3>{});
 }
-
-// The slope of the toy as an operation on the stream.
-struct slope_operation {
-    static constexpr std::string_view name = "slope";
-    view<const float, stream_memory> x;
-    view<float, stream_memory> g;
-    std::size_t parameter;
-    std::uint64_t sample;
-    [[nodiscard]] tutti::cost cost() const noexcept { return {}; }
-    void operator()() const {
-        for (std::size_t e = 0; e < x.size(); ++e) {
-            g.data()[e] = static_cast<float>(static_cast<double>(g.data()[e]) +
-                                             test::slope(sample, parameter, e, static_cast<double>(x.data()[e])));
-        }
-    }
-};
 
 // A virtual communicator whose reductions and gathers take one second a byte of the whole.
 class slow_link : public comm::decorator<slow_link, comm::self<virtual_queue>> {
