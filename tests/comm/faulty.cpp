@@ -23,7 +23,7 @@ namespace fault = comm::fault;
 
 namespace {
 
-constexpr comm::options patient{.name = "dp", .timeout = 20s};
+const comm::options patient{.name = "dp", .timeout = 20s};
 
 /// The number of barriers, from 1, at which an error comes; 0: none of ten.
 template <class C> int failing_barrier(C& c, std::string& text) {

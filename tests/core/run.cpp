@@ -28,7 +28,7 @@ namespace {
 using namespace tutti;
 
 struct count_calls {
-    static constexpr std::string_view name = "count_calls";
+    [[maybe_unused]] static constexpr std::string_view name = "count_calls";
     int* calls;
     [[nodiscard]] tutti::cost cost() const noexcept { return {.bytes = 6, .flops = 8}; }
     void operator()() const { ++*calls; }
@@ -38,7 +38,7 @@ struct nameless {
     void operator()() const {}
 };
 struct free_of_cost {
-    static constexpr std::string_view name = "free";
+    [[maybe_unused]] static constexpr std::string_view name = "free";
     void operator()() const {}
 };
 

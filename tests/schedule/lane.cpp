@@ -407,8 +407,9 @@ TEST_CASE("submit and wait in quick succession lose no wake-up") {
 
 // Temporaries cannot be borrowed by work in flight.
 static_assert(!std::constructible_from<view<float>, std::vector<float>>);
-static_assert(!requires(lane<self> & l, self& c) {
-    l.submit(
-        "x", [](self&) {}, c.queue());
-});
+template <class C, class... Q>
+concept submits_behind = requires(lane<C> l, void work(C&), Q&&... queue) {
+    l.submit("x", work, queue()...);
+};
+static_assert(submits_behind<self, host_queue& (&)()> && !submits_behind<self, host_queue (&)()>);
 static_assert(!std::copy_constructible<lane<self>> && std::movable<lane<self>>);

@@ -86,7 +86,8 @@ TEST_CASE("a compressor that loses nothing trains like plain data parallel") {
 }
 
 TEST_CASE("between nodes alone, a compressor that loses nothing trains like plain data parallel") {
-    for (const auto& [count, each] : {std::pair(2, 2), std::pair(2, 3), std::pair(3, 2)}) {
+    for (const auto& shape : {std::pair(2, 2), std::pair(2, 3), std::pair(3, 2)}) {
+        const auto count = shape.first, each = shape.second;
         CAPTURE(count);
         CAPTURE(each);
         const compressed_mean<compress::dense<>> how{.level = 1, .worth = 1, .nodes = nodes(count, each)};

@@ -3,7 +3,6 @@
 #include <cmath>      // sqrt
 #include <cstring>    // memcpy
 #include <limits>     // infinity
-#include <mutex>      // what all ranks saw
 #include <string>     // texts
 #include <utility>    // move
 #include <vector>     // values
@@ -217,11 +216,10 @@ float known_gradient(int rank, std::uint64_t step, std::size_t at) {
 }
 
 TEST_CASE("the choice is that of tables measured on each rank's window and averaged") {
-    constexpr int n = 3;
     const auto check = []<class X>(selected_mean<X> how, bool averaged) {
+        constexpr int n = 3;
         how.measured = averaged ? strategy::measured_gradient::averaged : strategy::measured_gradient::local;
         how.delay = 0;
-        std::mutex adding;
         const std::size_t width = how.levels.size() + 1;
         std::vector<std::vector<float>> windows(n, std::vector<float>(451));
         std::vector<int> chosen;

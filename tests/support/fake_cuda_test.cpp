@@ -222,7 +222,7 @@ TEST_CASE_FIXTURE(fixture, "a pool belongs to its device, unless it is shared") 
     const stream there(1);
     cudaMemPool_t pool = nullptr;
     cudaMemPoolProps properties{};
-    properties.location = {cudaMemLocationTypeDevice, {1}};
+    properties.location = {cudaMemLocationTypeDevice, 1};
     ok(cudaMemPoolCreate(&pool, &properties));
     void *p = nullptr, *q = nullptr;
     CHECK(cudaMallocFromPoolAsync(&p, 4, pool, there.handle) == cudaErrorInvalidValue);  // device 0 is current
@@ -231,7 +231,7 @@ TEST_CASE_FIXTURE(fixture, "a pool belongs to its device, unless it is shared") 
     ok(cudaMallocFromPoolAsync(&q, 4, pool, there.handle));
     ok(cudaSetDevice(0));
     CHECK(cudaMemcpyAsync(p, q, 4, cudaMemcpyDeviceToDevice, there.handle) == cudaErrorInvalidValue);
-    cudaMemAccessDesc access{{cudaMemLocationTypeDevice, {0}}, cudaMemAccessFlagsProtReadWrite};
+    cudaMemAccessDesc access{{cudaMemLocationTypeDevice, 0}, cudaMemAccessFlagsProtReadWrite};
     ok(cudaMemPoolSetAccess(pool, &access, 1));
     ok(cudaMemcpyAsync(p, q, 4, cudaMemcpyDeviceToDevice, there.handle));
     CHECK(cudaMemPoolDestroy(pool) == cudaErrorInvalidValue);

@@ -61,7 +61,7 @@ public:
 
 private:
     void run() override {
-        std::apply([this](const Before&... each) { (each(timeout_), ...); }, before_);
+        std::apply([&](const Before&... each) { (each(timeout_), ...); }, before_);
         static_cast<void>((*work_)(comm_));
     }
     void discard() noexcept override { work_.reset(); }

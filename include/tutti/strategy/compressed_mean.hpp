@@ -159,7 +159,7 @@ template <std::copyable Compressor> struct compressed_mean {
                 }
                 std::optional<C> inside = comm.split(node, "node");
                 std::optional<C> across = comm.split(place, "place");
-                shared_->links.emplace(*std::move(inside), *std::move(across));
+                shared_->links = node_links{*std::move(inside), *std::move(across)};
             }
             if (own.momentum) { shared_->momentum.emplace(q, plan.elements, *own.momentum); }
             fill(q, counter_.view(), std::uint64_t{0});

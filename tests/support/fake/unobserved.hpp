@@ -42,7 +42,7 @@ class unobserved {
         }
 #endif
     };
-    ignore ignore_;
+    [[maybe_unused]] ignore ignore_;
     std::lock_guard<std::mutex> lock_;
 
 public:
