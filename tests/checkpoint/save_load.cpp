@@ -123,7 +123,7 @@ TEST_CASE("save: values may change at once") {
     std::atomic<bool> changed{false};
     checkpoint::saver_options options;
     options.before_file_operation = [&](std::string_view, const std::string& path) {
-        while (path.find("checkpoint-0") != std::string::npos && !changed.load()) { std::this_thread::yield(); }
+        while (path.find("/checkpoint-0") != std::string::npos && !changed.load()) { std::this_thread::yield(); }
         return 0;
     };
     comm::threads::launch(2, [&](comm::threads& c) {
@@ -168,7 +168,7 @@ TEST_CASE("save: contents of a device are copied in its queue's order, and come 
         std::atomic<bool> goes{false}, early{false};
         checkpoint::saver_options options;
         options.before_file_operation = [&](std::string_view, const std::string& path) {
-            if (path.find("checkpoint-0") != std::string::npos && !goes.load()) { early = true; }
+            if (path.find("/checkpoint-0") != std::string::npos && !goes.load()) { early = true; }
             return 0;
         };
         checkpoint::saver saver(c.duplicate("save"), scratch.folder(), options);
