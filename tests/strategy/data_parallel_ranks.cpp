@@ -13,6 +13,7 @@
 #include <string>             // texts
 #include <vector>             // results
 
+#include <support/build.hpp>                 // TUTTI_TEST_TYPES
 #include "toy.hpp"                           // trainer
 #include <tutti/comm/counted.hpp>            // bytes on the wire
 #include <tutti/comm/threads.hpp>            // ranks
@@ -97,7 +98,7 @@ TEST_CASE("any number of ranks trains like one rank on the same global batch") {
 }
 
 // NVIDIA/nccl#157, ROCm/rocm-systems#11661
-TEST_CASE_TEMPLATE("bits do not depend on the bucket size", T, float, bfloat16, float16, double) {
+TEST_CASE_TEMPLATE("bits do not depend on the bucket size", T, TUTTI_TEST_TYPES(float, bfloat16, float16, double)) {
     for (const int n : {2, 3}) {
         const auto one_bucket = trained<T>(n, {}, std::size_t{1} << 30);
         for (const std::size_t bytes : {sizeof(T), std::size_t{100}, std::size_t{512}, std::size_t{1024}}) {
@@ -110,8 +111,8 @@ TEST_CASE_TEMPLATE("bits do not depend on the bucket size", T, float, bfloat16, 
 
 // karpathy/llm.c seeds its rounding by rank, and replicas drift: here `trained` requires those of all ranks to be
 // equal.
-TEST_CASE_TEMPLATE("stochastic rounding keeps replicas equal and depends on neither buckets nor layout", T, bfloat16,
-                   float16) {
+TEST_CASE_TEMPLATE("stochastic rounding keeps replicas equal and depends on neither buckets nor layout", T,
+                   TUTTI_TEST_TYPES(bfloat16, float16)) {
     for (const int n : {2, 3}) {
         const auto reference = trained<T>(n, {}, 1000, layout::together, layout::none, adamw{}, 9);
         CHECK_FALSE(same_bytes(reference, trained<T>(n, {}, 1000)));

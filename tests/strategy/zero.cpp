@@ -8,6 +8,7 @@
 #include <utility>  // move
 #include <vector>   // values
 
+#include <support/build.hpp>                 // TUTTI_TEST_TYPES
 #include "schedule/stream_queue.hpp"         // a device-like queue
 #include "sharded_toy.hpp"                   // trainer
 #include "stream_toy.hpp"                    // its backward on a stream
@@ -80,7 +81,7 @@ private:
 
 }  // namespace
 
-TEST_CASE_TEMPLATE("one rank is plain training", T, float, double, bfloat16, float16) {
+TEST_CASE_TEMPLATE("one rank is plain training", T, TUTTI_TEST_TYPES(float, double, bfloat16, float16)) {
     sized_toy<T> reference(test::several_blocks);
     strategy::local<adamw, T> plain(self{});
     plain.attach(reference.parameters);

@@ -15,6 +15,7 @@
 #include <thread>     // delays
 #include <vector>     // results
 
+#include <support/build.hpp>                 // TUTTI_TEST_TYPES
 #include "sharded_toy.hpp"                   // trainer
 #include <tutti/comm/threads.hpp>            // ranks
 #include <tutti/optimize/adamw.hpp>          // adamw
@@ -105,7 +106,8 @@ template <class E, class F> std::vector<std::string> refusals(int n, F f) {
 }  // namespace
 
 // KempnerInstitute/KempnerForge#114, NVIDIA/Megatron-LM#6920
-TEST_CASE_TEMPLATE("a resumed run continues bit by bit, and not if anything is left out", T, float, bfloat16) {
+TEST_CASE_TEMPLATE("a resumed run continues bit by bit, and not if anything is left out", T,
+                   TUTTI_TEST_TYPES(float, bfloat16)) {
     constexpr int n = 3;
     for_stages([&](auto stage) {
         const strategy::zero_options options{
@@ -165,9 +167,9 @@ TEST_CASE("state saved by some ranks in one stage is loaded by others in another
             merge(s, whole);
             values = all;
         });
-        for (const auto& [name, seen] : whole.seen) {
-            CAPTURE(name);
-            for (const std::uint8_t byte : seen) { REQUIRE(byte == 1); }
+        for (const auto& entry : whole.seen) {
+            CAPTURE(entry.first);
+            for (const std::uint8_t byte : entry.second) { REQUIRE(byte == 1); }
         }
         for (const int to : {1, 2, 4}) {
             std::vector<float> expected;

@@ -2,19 +2,28 @@
 // Needs nothing. For tests that do less, or leave out what a sanitizer forbids, in such builds.
 #pragma once
 
-namespace tutti::test {
-
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool sanitized = true;
+#define TUTTI_TEST_SANITIZED 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-inline constexpr bool sanitized = true;
-#else
-inline constexpr bool sanitized = false;
+#define TUTTI_TEST_SANITIZED 1
 #endif
-#else
-inline constexpr bool sanitized = false;
 #endif
+#ifndef TUTTI_TEST_SANITIZED
+#define TUTTI_TEST_SANITIZED 0
+#endif
+
+// Of types for TEST_CASE_TEMPLATE the first alone where a sanitizer watches: it looks for races and stray accesses, which
+// do not depend on the type, and each type costs it seconds of compilation.
+#if TUTTI_TEST_SANITIZED
+#define TUTTI_TEST_TYPES(first, ...) first
+#else
+#define TUTTI_TEST_TYPES(...) __VA_ARGS__
+#endif
+
+namespace tutti::test {
+
+inline constexpr bool sanitized = TUTTI_TEST_SANITIZED;
 
 #ifdef __OPTIMIZE__
 inline constexpr bool full_speed = !sanitized;

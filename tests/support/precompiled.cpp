@@ -1,0 +1,1 @@
+#include "support/precompiled.hpp"  // the one unit that it is precompiled for
