@@ -46,8 +46,8 @@ function(tutti_add_test_program name main)
   target_link_libraries(${target} PRIVATE tutti::tutti doctest::doctest ${arg_LIBRARIES})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_options(${target} PRIVATE ${arg_COMPILE_OPTIONS})
-  # Options of its own, or of a library, may not fit what was precompiled without them.
-  if(NOT arg_COMPILE_OPTIONS AND NOT arg_OWN_MAIN AND "${arg_LIBRARIES}" MATCHES "^(fake_[a-z]+|tutti::checkpoint)?$")
+  # Options of its own but definitions, or of the trainer, may not fit what was precompiled without them.
+  if(NOT arg_OWN_MAIN AND NOT "${arg_COMPILE_OPTIONS}" MATCHES "(^|;)-[^D]" AND NOT "${arg_LIBRARIES}" MATCHES "transformer")
     target_precompile_headers(${target} REUSE_FROM tutti_test_headers)
   endif()
   if(NOT arg_OWN_MAIN)
