@@ -4,11 +4,13 @@
 
 #include <cstddef>  // size_t
 #include <memory>   // the strategy, scopes
+#include <span>     // state
 #include <utility>  // move
 #include <vector>   // levels
 
 #include <tutti/core/elementwise.hpp>   // copy
 #include <tutti/core/queue.hpp>         // queue
+#include <tutti/core/state.hpp>         // state
 #include <tutti/core/view.hpp>          // views
 #include <tutti/schedule/bucket.hpp>    // bucket_plan
 #include <tutti/schedule/timeline.hpp>  // trace
@@ -50,6 +52,7 @@ private:
         virtual std::shared_ptr<void> consensus() = 0;
         virtual tutti::view<master, M> owned() = 0;
         virtual void collect() = 0;
+        virtual std::span<const tutti::state_entry<M>> state() = 0;
         virtual const tutti::schedule::bucket_plan& plan() = 0;
         virtual std::vector<int> levels() = 0;
         virtual Q queue() = 0;
@@ -76,6 +79,7 @@ private:
             return std::shared_ptr<scope>(new scope(own.consensus()));  // made in place: a scope may stay where it is
         }
         tutti::view<master, M> owned() override { return own.owned(); }
+        std::span<const tutti::state_entry<M>> state() override { return own.state(); }
         void collect() override {
             if constexpr (requires { S::stage; }) {
                 if constexpr (S::stage == 3) {
@@ -126,6 +130,7 @@ public:
     [[nodiscard]] std::shared_ptr<void> consensus() { return own_->consensus(); }
     [[nodiscard]] tutti::view<master, M> owned() { return own_->owned(); }
     void collect() { own_->collect(); }
+    [[nodiscard]] std::span<const tutti::state_entry<M>> state() { return own_->state(); }
     [[nodiscard]] const tutti::schedule::bucket_plan& plan() { return own_->plan(); }
     [[nodiscard]] std::vector<int> levels() { return own_->levels(); }
     [[nodiscard]] Q queue() { return own_->queue(); }

@@ -1,5 +1,5 @@
 // host_device: the CPU as a device of the trainer, over the network that the user states.
-// Needs host_math.hpp and options.hpp.
+// Needs host_math.hpp, options.hpp and train.hpp.
 #pragma once
 
 #include <string_view>  // name
@@ -10,6 +10,7 @@
 
 #include "host_math.hpp"
 #include "options.hpp"
+#include "train.hpp"
 
 namespace transformer {
 
@@ -31,5 +32,12 @@ template <class T> struct host_device {
         return tutti::comm::shaped<Comm>(world.duplicate("training"), network);
     }
 };
+
+/// Trains there, in elements of T.
+template <class T, class Comm>
+[[nodiscard]] result run_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+    host_device<T> cpu;
+    return train(world, cpu, o, text, origin);
+}
 
 }  // namespace transformer

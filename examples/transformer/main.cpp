@@ -20,6 +20,7 @@
 
 #include "data.hpp"
 #include "options.hpp"
+#include "host_device.hpp"
 #include "pipelines.hpp"
 #include "report.hpp"
 #include "weights.hpp"
@@ -48,8 +49,8 @@ void print_results(const options& o, const corpus& text, const result& r) {
                text.training().size(), o.ranks, o.ranks == 1 ? "rank" : "ranks", o.pipeline, o.backend, o.precision);
     fmt::print("{} steps in {:.1f} s, {:.0f} tokens/s, exposed communication {:.1f} % of it, {} bytes sent per rank "
                "and step\n",
-               o.steps, r.total_seconds, tokens_of(o) / r.total_seconds, 100 * r.exposed_seconds / r.total_seconds,
-               r.wire_bytes_per_step);
+               r.training.size(), r.total_seconds, tokens_of(o, r) / r.total_seconds,
+               100 * r.exposed_seconds / r.total_seconds, r.wire_bytes_per_step);
     if (o.device == "cuda") {
         fmt::print("{}: {:.1f} model TFLOP/s, {}\n", r.device, model_flops(o, r) / 1e12,
                    utilization_text(model_flops(o, r), r.peak_flops * o.ranks));
@@ -76,8 +77,8 @@ template <class Comm> void run_rank(Comm& world, const options& o, const corpus&
 #if TRANSFORMER_WITH_CUDA
         if (o.device == "cuda") { return gpu::run(world, o, text, origin); }
 #endif
-        return o.precision == "double" ? pipelines_known::run<double>(world, o, text, origin)
-                                       : pipelines_known::run<float>(world, o, text, origin);
+        return o.precision == "double" ? run_on_cpu<double>(world, o, text, origin)
+                                       : run_on_cpu<float>(world, o, text, origin);
     }();
     if (world.rank() != 0) { return; }
     write_results(o, r);

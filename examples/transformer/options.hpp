@@ -64,6 +64,10 @@ struct options {
     std::string plot;            // empty: beside the report
     std::string load;            // weights to start from; empty: random ones
     std::string save;            // where trained weights go; empty: nowhere
+    std::string checkpoint;      // folder of checkpoints; empty: none are made
+    int checkpoint_every = 500;  // steps
+    bool resume = false;         // from the newest of them
+    int stop_after = 0;          // steps of the whole run; 0: all
     std::string levels_picture;  // where a picture of levels goes; empty: nowhere
     bool quiet = false;
 
@@ -105,6 +109,9 @@ struct options {
         if (!levels_picture.empty()) { files.emplace_back("--levels-picture", levels_picture); }
         return files;
     }
+
+    /// The step behind which the run ends.
+    [[nodiscard]] int last_step() const { return stop_after == 0 ? steps : stop_after; }
 
     // nanoGPT's schedule and AdamW: linear warm-up, cosine to a tenth; decay of matrices; clipping by the global norm.
     [[nodiscard]] int warmup_steps() const { return std::min(100, steps / 10); }
@@ -212,13 +219,15 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
            "ddp-lgreco: errors are those of gradients of each rank, with what it owes (local), or of their mean "
            "(averaged)")
         ->capture_default_str();
-    app.add_option("--tau", o.tau, "local-sgd, slowmo, co2, diloco: steps between two averages")
+    app.add_option("--tau", o.tau, "local-sgd, slowmo, co2, co2-zero, diloco: steps between two averages")
         ->check(within(1, 100'000'000))
         ->capture_default_str();
-    app.add_option("--beta", o.beta,
-                   "slowmo, co2, diloco: momentum over rounds, 0 to less than 1; default 0.5, co2 0.2, diloco 0.9");
-    app.add_option("--gap", o.gap,
-                   "co2: what divides an average that comes a round late: none, constant:X, scalar or elementwise")
+    app.add_option(
+        "--beta", o.beta,
+        "slowmo, co2, co2-zero, diloco: momentum over rounds, 0 to less than 1; default 0.5, co2 0.2, diloco 0.9");
+    app.add_option(
+           "--gap", o.gap,
+           "co2, co2-zero: what divides an average that comes a round late: none, constant:X, scalar or elementwise")
         ->capture_default_str();
     app.add_option("--nodes", o.nodes,
                    "machines that the ranks are on, neighbors together: where each has several, gradients but those of "
@@ -243,6 +252,19 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--save", o.save, "write the trained weights there (safetensors, F32)")
         ->check(named)
         ->type_name("FILE");
+    app.add_option("--checkpoint", o.checkpoint,
+                   "make checkpoints of the run in this folder, now and then and where it ends; the two newest stay")
+        ->check(CLI::Validator(
+            [](const std::string& folder) { return std::string(folder.empty() ? "no folder given" : ""); }, ""))
+        ->type_name("FOLDER");
+    app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints")
+        ->check(within(1, 100'000'000))
+        ->capture_default_str();
+    app.add_flag("--resume", o.resume,
+                 "go on from the newest whole checkpoint in --checkpoint; from the beginning where there is none");
+    app.add_option("--stop-after", o.stop_after,
+                   "end after this many of --steps, as a time limit would: the schedule stays that of --steps")
+        ->check(within(1, 100'000'000));
     app.add_option("--report", o.report, "JSON report")->type_name("FILE")->capture_default_str();
     app.add_option("--trace", o.trace, "Chrome trace for ui.perfetto.dev; default: trace.json beside the report")
         ->type_name("FILE");
@@ -363,6 +385,9 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
                         o.model.context, most_tokens));
     require(o.model.width % o.model.heads == 0,
             fmt::format("--width: {} cannot be divided among {} heads", o.model.width, o.model.heads));
+    require(!o.resume || !o.checkpoint.empty(), "--resume: needs --checkpoint");
+    require(o.stop_after <= o.steps,
+            fmt::format("--stop-after: {} steps are more than the {} of --steps", o.stop_after, o.steps));
     const std::filesystem::path folder = std::filesystem::path(o.report).parent_path();
     if (o.trace.empty()) { o.trace = (folder / "trace.json").string(); }
     if (o.plot.empty()) { o.plot = (folder / "loss.svg").string(); }

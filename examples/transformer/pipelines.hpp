@@ -11,13 +11,11 @@
 #include <fmt/format.h>  // help text
 
 #include "any_strategy.hpp"
-#include "host_device.hpp"
 #include "pipelines/compressed.hpp"
 #include "pipelines/ddp.hpp"
 #include "pipelines/local.hpp"
 #include "pipelines/local_update.hpp"
 #include "pipelines/zero.hpp"
-#include "train.hpp"
 
 namespace transformer {
 
@@ -54,12 +52,6 @@ template <class... Each> struct pipeline_list {
         };
         (make_one(std::type_identity<Each>()), ...);
         return made;
-    }
-    /// Trains on the CPU, in elements of T.
-    template <class T, class Comm>
-    [[nodiscard]] static result run(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
-        host_device<T> cpu;
-        return train(world, cpu, o, text, origin);
     }
 };
 

@@ -22,6 +22,7 @@ class progress {
     bool quiet_;
     bool terminal_ = ::isatty(STDERR_FILENO) != 0;
     bool line_open_ = false;
+    int taken_ = 0;           // steps of this run: a resumed one does not begin with the first
     double loss_ = 0;         // exponential mean: one batch says little
     double training_ = 0;     // seconds in steps
     double recent_rate_ = 0;  // tokens/s, exponential mean
@@ -45,9 +46,10 @@ public:
     /// for so far; it is asked only when a line is printed.
     template <std::invocable Exposed> void step(int done, double loss, double seconds, Exposed exposed) {
         training_ += seconds;
+        ++taken_;
         const double rate = tokens_per_step_ / seconds;
-        loss_ = done == 1 ? loss : 0.95 * loss_ + 0.05 * loss;
-        recent_rate_ = done == 1 ? rate : 0.95 * recent_rate_ + 0.05 * rate;
+        loss_ = taken_ == 1 ? loss : 0.95 * loss_ + 0.05 * loss;
+        recent_rate_ = taken_ == 1 ? rate : 0.95 * recent_rate_ + 0.05 * rate;
         if (quiet_) { return; }
         const bool tenth = done * 10LL / steps_ != (done - 1) * 10LL / steps_;
         const auto now = clock::now();
@@ -74,7 +76,7 @@ private:
         const auto filled = static_cast<int>(static_cast<long long>(width) * done / steps_);
         std::string bar;
         for (int i = 0; i < width; ++i) { bar += i < filled ? "█" : "·"; }
-        const auto left = static_cast<int>(training_ / done * (steps_ - done) + 0.5);
+        const auto left = static_cast<int>(training_ / taken_ * (steps_ - done) + 0.5);
         const std::string utilization =
             flops_per_token_ > 0 ? "  " + utilization_text(flops_per_token_ * recent_rate_, peak_flops_) : "";
         fmt::print(stderr, "{}step {:>{}}/{} {} loss {:.3f}  {:>7.0f} tokens/s{}  exposed {:4.1f} %  {}:{:02} left{}",

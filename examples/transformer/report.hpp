@@ -27,6 +27,7 @@ struct result {
     double peak_flops = 0;  // of one device, 0: not known
     std::size_t parameters = 0;
     std::uint64_t parameter_hash = 0;
+    int first_step = 0;                      // where the run went on
     std::uint64_t wire_bytes_per_step = 0;   // maximum over ranks, evaluation excluded
     std::uint64_t dense_bytes_per_step = 0;  // what gradients as they are would have been
     curve training;                          // every step, mean over ranks
@@ -43,19 +44,20 @@ struct result {
     [[nodiscard]] double validation_loss() const { return validation.back().second; }
 };
 
-[[nodiscard]] inline double tokens_of(const options& o) {
-    return static_cast<double>(o.steps) * static_cast<double>(o.batch) * static_cast<double>(o.model.context);
+/// Of this run: a resumed one leaves out what was done before.
+[[nodiscard]] inline double tokens_of(const options& o, const result& r) {
+    return static_cast<double>(r.training.size()) * static_cast<double>(o.batch) * static_cast<double>(o.model.context);
 }
 
 /// Per second, all devices together.
 [[nodiscard]] inline double model_flops(const options& o, const result& r) {
-    return flops_per_token(o.model, r.parameters) * tokens_of(o) / r.total_seconds;
+    return flops_per_token(o.model, r.parameters) * tokens_of(o, r) / r.total_seconds;
 }
 
 [[nodiscard]] inline nlohmann::ordered_json report_of(const options& o, const result& r) {
     nlohmann::ordered_json points = nlohmann::ordered_json::array();
     for (const auto& [step, loss] : r.training) { points.push_back({step, loss}); }
-    const auto trained = static_cast<std::uint64_t>(tokens_of(o));
+    const auto trained = static_cast<std::uint64_t>(tokens_of(o, r));
     nlohmann::ordered_json utilization;  // null where there is no peak to compare with
     if (r.peak_flops > 0) { utilization = model_flops(o, r) / (r.peak_flops * o.ranks); }
     nlohmann::ordered_json ratio;  // null where nothing is sent
@@ -85,9 +87,10 @@ struct result {
         {"precision", o.precision},
         {"ranks", o.ranks},
         {"parameters", r.parameters},
-        {"steps", o.steps},
+        {"steps", o.last_step()},
+        {"resumed_from_step", r.first_step},
         {"tokens", trained},
-        {"tokens_per_second", tokens_of(o) / r.total_seconds},
+        {"tokens_per_second", tokens_of(o, r) / r.total_seconds},
         {"model_flops_per_second", model_flops(o, r)},
         {"model_flop_utilization", std::move(utilization)},
         {"wire_bytes_per_rank_per_step", r.wire_bytes_per_step},
@@ -113,6 +116,16 @@ struct result {
 /// Errors  bad_input names the option; folders made until then are gone again.
 inline void claim_files(const options& o) {
     namespace fs = std::filesystem;
+    if (!o.checkpoint.empty() && !o.resume) {
+        std::error_code absent;
+        for (const auto& entry : fs::directory_iterator(o.checkpoint, absent)) {
+            if (entry.path().filename().string().starts_with("checkpoint-")) {
+                throw bad_input(fmt::format("--checkpoint: '{}' has checkpoints of another run: add --resume to go on "
+                                            "from them, or name another folder",
+                                            o.checkpoint));
+            }
+        }
+    }
     std::vector<fs::path> made;
     for (const auto& [option, path] : o.written()) {
         std::error_code failed;
@@ -135,8 +148,9 @@ inline void claim_files(const options& o) {
 }
 
 inline void write_results(const options& o, const result& r) {
-    const std::string title = fmt::format("{} on {} {} ({}): {:.0f} tokens/s", o.pipeline, o.ranks,
-                                          o.ranks == 1 ? "rank" : "ranks", o.backend, tokens_of(o) / r.total_seconds);
+    const std::string title =
+        fmt::format("{} on {} {} ({}): {:.0f} tokens/s", o.pipeline, o.ranks, o.ranks == 1 ? "rank" : "ranks",
+                    o.backend, tokens_of(o, r) / r.total_seconds);
     const auto write = [](const std::string& path, const std::string& text) {
         write_whole(path, [&](std::ofstream& out) { out << text; });
     };
@@ -145,7 +159,7 @@ inline void write_results(const options& o, const result& r) {
     if (!o.levels_picture.empty()) {
         write(o.levels_picture, levels_picture(fmt::format("{}, {}: levels by layer, {}", o.pipeline,
                                                            o.family_of_levels(), level_unit(o.family_of_levels())),
-                                               r.tensors, r.levels, o.steps));
+                                               r.tensors, r.levels, o.last_step()));
     }
     write(o.report, report_of(o, r).dump(2) + "\n");  // last: where there is a report, there is all of it
 }

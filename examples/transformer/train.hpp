@@ -7,6 +7,7 @@
 #include <cmath>        // pow
 #include <cstdint>      // tokens
 #include <memory>       // ledger
+#include <optional>     // checkpoints
 #include <stdexcept>    // a run that diverged
 #include <type_traits>  // is_same
 #include <vector>       // losses
@@ -19,6 +20,7 @@
 #include <tutti/schedule/timeline.hpp>       // trace, exposed communication
 
 #include "any_strategy.hpp"
+#include "checkpoints.hpp"
 #include "data.hpp"
 #include "device.hpp"
 #include "model.hpp"
@@ -129,7 +131,7 @@ template <class Comm> [[nodiscard]] std::vector<std::string> gather_texts(Comm& 
 ///              the traces' time zero. Spans of the trace lie where the work ran: on a GPU, between marks on its
 ///              streams.
 /// Determinism  --ranks and --micro-batch change losses only through rounding.
-/// Errors       runtime_error when a gradient is not finite; mismatch_error when ranks end with different parameters.
+/// Errors       bad_input when there is nothing to resume; runtime_error when a gradient is not finite; mismatch_error when ranks end with different parameters.
 template <class Device, class Comm>
 [[nodiscard]] result train(Comm& world, Device& device, const options& o, const corpus& text, tutti::deadline origin) {
     using Math = typename Device::math;
@@ -176,6 +178,21 @@ template <class Device, class Comm>
                                                               .minimum = o.final_learning_rate(),
                                                               .warmup = static_cast<std::uint64_t>(o.warmup_steps()),
                                                               .end = static_cast<std::uint64_t>(o.steps)});
+    const int last_step = o.last_step();
+    const double tokens_per_step = static_cast<double>(o.batch) * o.model.context;
+    progress shown(last_step, tokens_per_step, o.quiet || world.rank() != 0);
+    std::optional<checkpoints<Comm, decltype(strategy)>> kept;
+    int first_step = 0;
+    if (!o.checkpoint.empty()) {
+        kept.emplace(o, strategy, text);
+        first_step = kept->resume(world, [&](const std::string& what) { shown.note(what); });
+        if (first_step != 0) { strategy.restored(); }
+        if (first_step >= last_step) {
+            throw bad_input(fmt::format("--resume: the run in '{}' is at step {}: nothing is left to do", o.checkpoint,
+                                        first_step));
+        }
+    }
+
     const int part = o.batch / o.ranks;
     const int micro_batches = part / o.micro_batch;
     const auto scale = static_cast<typename Math::real>(1.0 / (static_cast<double>(part) * o.model.context));
@@ -188,12 +205,11 @@ template <class Device, class Comm>
     r.device = device.name();
     r.parameters = net.parameter_count();
     r.peak_flops = device.peak_flops();
-    std::vector<double> losses(static_cast<std::size_t>(o.steps));  // this rank's, then the mean over ranks
+    r.first_step = first_step;
+    std::vector<double> losses;  // this rank's, then the mean over ranks
     std::vector<double> step_seconds;
     const auto queue = strategy.queue();
     batch b;
-    const double tokens_per_step = static_cast<double>(o.batch) * o.model.context;
-    progress shown(o.steps, tokens_per_step, o.quiet || world.rank() != 0);
     if (Device::is_accelerator) {
         shown.compare_with(flops_per_token(o.model, net.parameter_count()), r.peak_flops * o.ranks);
     }
@@ -202,7 +218,7 @@ template <class Device, class Comm>
 
     for (const auto& p : net.parameters()) { r.tensors.push_back(p.name); }
 
-    for (int step = 0; step < o.steps; ++step) {
+    for (int step = first_step; step < last_step; ++step) {
         const auto begin = clock::now();
         for (int m = 0; m < micro_batches; ++m) {
             strategy.begin({m, micro_batches, rate(static_cast<std::uint64_t>(step))});
@@ -225,13 +241,17 @@ template <class Device, class Comm>
             throw std::runtime_error(
                 fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
         }
-        losses[static_cast<std::size_t>(step)] = loss;
+        losses.push_back(loss);
         if (auto now = strategy.levels(); r.levels.empty() || r.levels.back().second != now) {
             r.levels.emplace_back(step + 1, std::move(now));
         }
         shown.step(step + 1, loss, step_seconds.back(), [&] { return trace.exposed(world.rank()); });
 
-        if ((step + 1) % o.eval_every == 0 && step + 1 < o.steps) {
+        if (kept && ((step + 1) % o.checkpoint_every == 0 || step + 1 == last_step)) {
+            const scoped_span checkpoint(&trace, track, "checkpoint", queue);
+            kept->save(step + 1);
+        }
+        if ((step + 1) % o.eval_every == 0 && step + 1 < last_step) {
             const scoped_span evaluation(&trace, track, "evaluate", queue);
             strategy.flush();
             const std::uint64_t sent = wire->total().bytes;
@@ -242,6 +262,7 @@ template <class Device, class Comm>
                 fmt::format("step {}: validation {:.4f} nats per {}", step + 1, r.validation.back().second, o.unit()));
         }
     }
+    if (kept) { kept->finish(); }
     strategy.flush();
     const std::uint64_t sent = wire->total().bytes - sent_before - sent_by_evaluation;
     const auto steps_traced = trace.steps(world.rank());
@@ -261,7 +282,7 @@ template <class Device, class Comm>
             return net.on_host(tutti::view<const master, typename model<Math>::memory_type>(exact_values(i)));
         });
     }
-    r.validation.emplace_back(o.steps, evaluate(net, weights, text.validation(), world));
+    r.validation.emplace_back(last_step, evaluate(net, weights, text.validation(), world));
     if (world.rank() == 0 && !o.quiet) {
         r.sample = o.token_file.empty() ? generate(net, weights, '\n', o.seed, 400)
                                         : generate(net, weights, gpt2_end_of_text, o.seed, 64);
@@ -273,8 +294,8 @@ template <class Device, class Comm>
         return v;
     };
     losses = mean(std::move(losses));
-    for (int step = 0; step < o.steps; ++step) {
-        r.training.emplace_back(step + 1, losses[static_cast<std::size_t>(step)]);
+    for (std::size_t done = 0; done < losses.size(); ++done) {
+        r.training.emplace_back(first_step + static_cast<int>(done) + 1, losses[done]);
     }
     double total = 0;
     for (const double s : step_seconds) { total += s; }
@@ -291,7 +312,7 @@ template <class Device, class Comm>
         as_is.in_count = bucket.size;
         dense += tutti::comm::wire_bytes(as_is, world.rank(), world.size());
     }
-    for (const auto& record : world.gather_control({sent / static_cast<std::uint64_t>(o.steps), dense, 0, 0})) {
+    for (const auto& record : world.gather_control({sent / losses.size(), dense, 0, 0})) {
         r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
         r.dense_bytes_per_step = std::max<std::uint64_t>(r.dense_bytes_per_step, record[1]);
     }

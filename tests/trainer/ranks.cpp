@@ -259,7 +259,7 @@ TEST_CASE("a run that diverges ends with an error on every rank") {
     const auto run = [&] {
         tutti::comm::threads::launch(2, [&](tutti::comm::threads& world) {
             try {
-                (void)transformer::pipelines_known::run<float>(world, o, text, tutti::clock_type::now());
+                (void)transformer::run_on_cpu<float>(world, o, text, tutti::clock_type::now());
             } catch (const std::runtime_error&) {
                 const std::lock_guard lock(mutex);
                 ++ended;

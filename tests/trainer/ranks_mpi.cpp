@@ -18,7 +18,7 @@ TEST_CASE_TEMPLATE("mpi: the losses of one rank, and of as many threads", T, dou
     tutti::comm::mpi world(MPI_COMM_WORLD);
     auto o = trainer_test::short_run("ddp", world.size());
     transformer::one_thread_per_rank();
-    const auto processes = transformer::pipelines_known::run<T>(world, o, text, tutti::clock_type::now());
+    const auto processes = transformer::run_on_cpu<T>(world, o, text, tutti::clock_type::now());
     if (world.rank() != 0) { return; }  // the references take one process
     const auto threads = trainer_test::train_on_threads<T>(o, text);
     const auto alone = trainer_test::train_on_threads<T>(trainer_test::short_run("local", 1), text);

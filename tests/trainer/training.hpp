@@ -11,6 +11,7 @@
 #include <tutti/comm/threads.hpp>  // ranks
 #include <tutti/core/philox.hpp>   // text
 
+#include "host_device.hpp"
 #include "pipelines.hpp"
 
 namespace trainer_test {
@@ -45,7 +46,7 @@ template <class T>
     transformer::result first;
     std::mutex mutex;
     tutti::comm::threads::launch(o.ranks, [&](tutti::comm::threads& world) {
-        auto r = transformer::pipelines_known::run<T>(world, o, text, tutti::clock_type::now());
+        auto r = transformer::run_on_cpu<T>(world, o, text, tutti::clock_type::now());
         const std::lock_guard lock(mutex);
         if (world.rank() == 0) { first = std::move(r); }
     });

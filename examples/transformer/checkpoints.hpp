@@ -1,0 +1,107 @@
+// Checkpoints of a training run: what is in them, when they are made, and how a run goes on from one.
+// Needs checkpoint/checkpoint and any_strategy. --checkpoint, --checkpoint-every, --resume.
+#pragma once
+
+#include <array>        // what places the data
+#include <cstdint>      // steps
+#include <optional>     // a saver, if asked for
+#include <string>       // messages
+#include <string_view>  // names of entries
+#include <utility>      // move
+
+#include <fmt/format.h>  // messages
+
+#include <tutti/checkpoint/checkpoint.hpp>  // saver, load
+#include <tutti/core/queue.hpp>             // host_queue
+
+#include "data.hpp"
+#include "options.hpp"
+
+namespace transformer {
+
+/// Whose an entry of a pipeline's strategy is. Parameters and their moments are the same on all ranks of data
+/// parallelism and shared out by ZeRO; local updates have them apart; compression leaves each rank what it owes.
+[[nodiscard]] inline tutti::checkpoint::ownership owner_of(const options& o, std::string_view entry) {
+    using enum tutti::checkpoint::ownership;
+    const bool counts_steps = entry == "optimizer/steps";
+    if (o.pipeline.starts_with("zero")) { return counts_steps ? replicated : sharded; }
+    if (!o.pipeline.starts_with("ddp") && o.pipeline != "local") { return local; }
+    const bool same = entry.find('/') != std::string_view::npos && entry != "exchange/window";
+    return same ? replicated : local;
+}
+
+/// The checkpoints of one rank's run.
+///
+/// Semantics  resume and save are collective. `resume` gives the steps that are done: 0 where there is no checkpoint
+///            yet. After it, and where it loaded something, the caller tells the strategy (restored). `save` copies what
+///            it needs and returns; files are written beside the training. `finish` waits for the last one.
+///            ZeRO's checkpoints, and those of plain data parallelism, load at any number of ranks; what compression owes
+///            a rank then starts anew, with a note. Local updates need the number that has saved.
+/// Errors     bad_input: the checkpoint is of a run over other samples. As tutti::checkpoint otherwise.
+template <class Comm, class Strategy> class checkpoints {
+    using queue = typename Strategy::queue_type;
+
+    const options& o_;
+    Strategy& strategy_;
+    tutti::checkpoint::contents<queue> trained_;
+    tutti::checkpoint::contents<tutti::host_queue> run_;
+    std::array<std::uint64_t, 4> samples_{};  // what places them: seed, sequences a step and tokens in one, text
+    std::optional<tutti::checkpoint::saver<Comm>> saver_;
+
+public:
+    checkpoints(const options& o, Strategy& attached, const corpus& text)
+        : o_(o), strategy_(attached), trained_(attached.queue()), samples_(placed_by(o, text)) {
+        for (auto e : strategy_.state()) {
+            const auto whose = owner_of(o, e.name);
+            if (whose == tutti::checkpoint::ownership::local) {  // what it holds is all there is of it
+                e.shape = {e.data.size() / tutti::size_of(e.type)};
+                e.offset = 0;
+            }
+            trained_.add(std::move(e), whose);
+        }
+        run_.add(tutti::state_of("trainer/samples", tutti::view<std::uint64_t>(samples_.data(), samples_.size())),
+                 tutti::checkpoint::ownership::replicated);
+    }
+
+    template <class Note> [[nodiscard]] int resume(Comm& world, Note note) {
+        std::optional<tutti::checkpoint::loaded> found;
+        if (o_.resume) {
+            const auto expected = samples_;
+            using enum tutti::checkpoint::local_entries;
+            found = tutti::checkpoint::load(world, o_.checkpoint,
+                                            {.at_other_ranks = o_.pipeline.starts_with("ddp") ? keep : refuse},
+                                            trained_, run_);
+            if (samples_ != expected) {
+                throw bad_input(fmt::format("--resume: the run in '{}' has another --seed, --batch, --context or text",
+                                            o_.checkpoint));
+            }
+            note(!found ? fmt::format("no checkpoint in '{}' yet: from the beginning", o_.checkpoint)
+                        : fmt::format("resumed from step {} in '{}'", found->step, o_.checkpoint));
+        }
+        if (found) {
+            for (const auto& why : found->damaged) { note(fmt::format("passed over {}", why)); }
+            if (!found->kept.empty()) {
+                note(fmt::format("saved by {} ranks: what compression owed them is lost", found->ranks));
+            }
+        }
+        tutti::checkpoint::saver_options how;
+        if (found) { how.resumed_from = found->generation; }
+        saver_.emplace(world.duplicate("checkpoints"), o_.checkpoint, how);
+        return found ? static_cast<int>(found->step) : 0;
+    }
+
+    void save(int done) {
+        static_cast<void>(strategy_.state());  // waits for what is still being written to
+        saver_->save(static_cast<std::uint64_t>(done), trained_, run_);
+    }
+    void finish() { static_cast<void>(saver_->wait()); }
+
+private:
+    [[nodiscard]] static std::array<std::uint64_t, 4> placed_by(const options& o, const corpus& text) {
+        const tutti::view<const std::uint16_t> all(text.training());
+        return {o.seed, static_cast<std::uint64_t>(o.batch), static_cast<std::uint64_t>(o.model.context),
+                tutti::hash_bytes(tutti::as_bytes(all))};
+    }
+};
+
+}  // namespace transformer
