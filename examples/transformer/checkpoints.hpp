@@ -12,7 +12,9 @@
 #include <fmt/format.h>  // messages
 
 #include <tutti/checkpoint/checkpoint.hpp>  // saver, load
+#include <tutti/core/element.hpp>           // size_of
 #include <tutti/core/queue.hpp>             // host_queue
+#include <tutti/core/state.hpp>             // state_of, hash_bytes
 
 #include "data.hpp"
 #include "options.hpp"

@@ -79,6 +79,15 @@ TEST_CASE("ZeRO and data parallelism go on from each other, at another number of
     CHECK(resumed == doctest::Approx(double(report_in(folder)["loss"]["last"])).epsilon(1e-4));
 }
 
+TEST_CASE("compressed gradients go on at another number of ranks, without what was owed") {
+    const trained_folder folder;
+    const std::string kept = "--steps 6 --pipeline ddp-4bit --checkpoint kept --resume ";
+    const std::string whole = folder.trained("--steps 6 --pipeline ddp-4bit");
+    static_cast<void>(folder.trained(kept + "--stop-after 3"));
+    CHECK(folder.trained(kept + "--ranks 2") != whole);
+    CHECK(report_in(folder)["resumed_from_step"] == 3);
+}
+
 TEST_CASE("a damaged checkpoint is passed over for the one before it") {
     const trained_folder folder;
     const std::string whole = folder.trained("--steps 12");
