@@ -17,10 +17,7 @@ const std::string small =
     "--quiet --data text --batch 12 --context 16 --layers 1 --heads 2 --width 16 --lr 0.01 --eval-every 4 ";
 
 struct trained_folder : scratch_folder {
-    trained_folder() {
-        std::ofstream text(*this / "text", std::ios::binary);
-        for (int i = 0; i < 400; ++i) { text << "line " << i * i << " of a text that a model can learn\n"; }
-    }
+    trained_folder() { with_text(*this); }
     outcome run(const std::string& arguments) const { return run_program(*this, small + arguments); }
     std::string trained(const std::string& arguments) const {
         const outcome o = run(arguments);

@@ -19,12 +19,6 @@ using namespace trainer_test;
 const std::string small = "--batch 12 --context 16 --layers 1 --heads 2 --width 16 ";
 const std::string quick = small + "--steps 6 ";
 
-scratch_folder& with_text(scratch_folder& folder) {
-    std::ofstream text(folder / "text", std::ios::binary);
-    for (int i = 0; i < 400; ++i) { text << "line " << i * i << " of a text that a model can learn\n"; }
-    return folder;
-}
-
 std::size_t files_in(const scratch_folder& folder) {
     const std::filesystem::recursive_directory_iterator all(folder.path());
     return static_cast<std::size_t>(std::distance(begin(all), end(all)));

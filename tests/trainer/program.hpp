@@ -40,6 +40,13 @@ public:
     [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
 };
 
+/// Writes "text" there, for runs of a second.
+inline scratch_folder& with_text(scratch_folder& folder) {
+    std::ofstream text(folder / "text", std::ios::binary);
+    for (int i = 0; i < 400; ++i) { text << "line " << i * i << " of a text that a model can learn\n"; }
+    return folder;
+}
+
 struct outcome {
     int code = -1;
     std::string out, err;
