@@ -54,7 +54,7 @@ bool near(double got, double want, int kernels = 1) { return std::abs(got - want
 
 double work_of(const timeline& t, std::string_view name) {
     for (const auto& total : t.totals(0)) {
-        if (total.kind == span_kind::work && total.name == name) { return 1e3 * total.seconds; }
+        if (total.kind != span_kind::wait && total.name == name) { return 1e3 * total.seconds; }
     }
     return 0;
 }

@@ -68,8 +68,8 @@ TEST_CASE("summaries") {
     CHECK(main == t.track_of(0, "main"));
     CHECK(main != other);
     const auto at = [&](int ms) { return start + std::chrono::milliseconds(ms); };
-    t.add(lane, "reduce", span_kind::work, at(0), at(8));
-    t.add(lane, "reduce", span_kind::work, at(20), at(24));
+    t.add(lane, "reduce", span_kind::communication, at(0), at(8));
+    t.add(lane, "reduce", span_kind::communication, at(20), at(24));
     t.add(main, "reduce", span_kind::wait, at(5), at(8));
     t.add(main, "reduce", span_kind::wait, at(9), at(10));
     t.add(main, "gather", span_kind::wait, at(22), at(24));
@@ -91,7 +91,7 @@ TEST_CASE("summaries") {
     const auto totals = t.totals(0);
     REQUIRE(totals.size() == 4);
     CHECK(totals[0].name == "reduce");
-    CHECK(totals[0].kind == span_kind::work);
+    CHECK(totals[0].kind == span_kind::communication);
     CHECK(totals[0].count == 2);
     CHECK(totals[0].seconds == doctest::Approx(0.012));
     CHECK(totals[1].kind == span_kind::wait);
@@ -100,6 +100,19 @@ TEST_CASE("summaries") {
     CHECK(totals[3].name == "warm-up");
     CHECK(t.size() == 9);
     CHECK(t.dropped() == 0);
+    const auto all = t.spans(1);
+    REQUIRE(all.size() == 1);
+    CHECK(all[0].track == "main");
+    CHECK(all[0].name == "reduce");
+    CHECK(all[0].kind == span_kind::wait);
+    CHECK(all[0].begin == at(0));
+    CHECK(all[0].end == at(100));
+    CHECK(by_step[1].end == at(30));
+    t.clear();
+    CHECK(t.size() == 0);
+    CHECK(t.steps(0).empty());
+    t.add(steps, "step", span_kind::step, at(40), at(50));  // tracks stay
+    CHECK(t.steps(0).size() == 1);
 }
 
 TEST_CASE("spans between marks are pending until reached, and dropped when they never will be") {
@@ -331,12 +344,12 @@ TEST_CASE("lanes record work where it ran and waits where they blocked") {
         tracks[e.at("cat")].insert(e.at("tid").get<int>());
         CHECK(e.at("pid") == 5);
     }
-    CHECK(seconds.at("work").size() == 3);
-    CHECK(seconds.at("work").at("slow") >= 0.02);
-    CHECK(seconds.at("work").at("hidden") >= 0.005);
+    CHECK(seconds.at("communication").size() == 3);
+    CHECK(seconds.at("communication").at("slow") >= 0.02);
+    CHECK(seconds.at("communication").at("hidden") >= 0.005);
     CHECK(seconds.at("wait").size() == 1);
     CHECK(seconds.at("wait").at("slow") > 0.015);
-    CHECK(tracks.at("work") != tracks.at("wait"));
+    CHECK(tracks.at("communication") != tracks.at("wait"));
     CHECK(t.exposed(5) == doctest::Approx(seconds.at("wait").at("slow")).epsilon(1e-3));
     std::set<std::string> threads;
     for (const json& e : events_of(t.chrome_trace(), "M")) {

@@ -153,7 +153,8 @@ public:
             if (s.first_error == nullptr) {
                 try {
                     (order(q, after, s.timeout), ...);
-                    const scoped_span running(timed_queue<Q> ? s.trace : nullptr, s.own_track, name, q);
+                    const scoped_span running(timed_queue<Q> ? s.trace : nullptr, s.own_track, name, q,
+                                              span_kind::communication);
                     static_cast<void>(work(*s.comm));
                 } catch (...) {
                     s.first_error = std::current_exception();
@@ -184,6 +185,8 @@ public:
     void abort(std::string_view why) noexcept {
         if (state_ != nullptr) { state_->abort(why); }
     }
+    /// Of its communicator, and of its track in a trace.
+    [[nodiscard]] const std::string& name() const { return usable("name").name; }
     [[nodiscard]] int rank() const { return usable("rank").comm->rank(); }
     [[nodiscard]] int size() const { return usable("size").comm->size(); }
     [[nodiscard]] Q queue() const { return usable("queue").comm->queue(); }

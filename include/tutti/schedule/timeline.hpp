@@ -29,9 +29,19 @@
 namespace tutti::schedule {
 
 enum class span_kind : std::uint8_t {
-    work,  ///< something ran
-    wait,  ///< a consumer was held up: exposed
-    step   ///< one optimizer step, the unit of per-step figures
+    work,           ///< something ran
+    communication,  ///< a lane did, beside its caller
+    wait,           ///< a consumer was held up: exposed
+    step            ///< one optimizer step, the unit of per-step figures
+};
+
+/// What was recorded, as it is.
+struct timed_span {
+    std::string track;
+    std::string name;
+    span_kind kind = span_kind::work;
+    deadline begin{};
+    deadline end{};
 };
 
 /// Count and total duration of the spans of one name.
@@ -47,6 +57,7 @@ struct step_total {
     deadline begin{};
     double seconds = 0;
     double exposed = 0;
+    deadline end{};
 };
 
 /// Collects spans of all ranks of a process.
@@ -114,10 +125,11 @@ public:
     [[nodiscard]] std::vector<span_total> totals(int rank) const {
         const std::lock_guard lock(mutex_);
         settle();
-        std::vector<span_total> all(2 * names_.size());  // of name i: work at 2i, waits at 2i + 1
+        constexpr std::size_t kinds = 3;  // but steps
+        std::vector<span_total> all(kinds * names_.size());
         for (const span_record& s : spans_) {
             if (tracks_[s.where].rank != rank || s.kind == span_kind::step) { continue; }
-            span_total& total = all[2 * s.name + (s.kind == span_kind::wait ? 1 : 0)];
+            span_total& total = all[kinds * s.name + static_cast<std::size_t>(s.kind)];
             total.name = names_[s.name];
             total.kind = s.kind;
             total.count += 1;
@@ -158,7 +170,7 @@ public:
         std::vector<step_total> all;
         auto wait = waits.begin();
         for (const span_record& mark : marks) {
-            step_total step{mark.begin, seconds(mark.end - mark.begin), 0};
+            step_total step{mark.begin, seconds(mark.end - mark.begin), 0, mark.end};
             while (wait != waits.end() && wait->begin < mark.begin) { ++wait; }
             for (; wait != waits.end() && wait->begin < mark.end; ++wait) {
                 step.exposed += seconds(wait->end - wait->begin);
@@ -166,6 +178,26 @@ public:
             all.push_back(step);
         }
         return all;
+    }
+
+    /// The rank's spans, in the order in which they ended or were noticed.
+    [[nodiscard]] std::vector<timed_span> spans(int rank) const {
+        const std::lock_guard lock(mutex_);
+        settle();
+        std::vector<timed_span> all;
+        for (const span_record& s : spans_) {
+            if (tracks_[s.where].rank == rank) {
+                all.push_back({tracks_[s.where].name, names_[s.name], s.kind, s.begin, s.end});
+            }
+        }
+        return all;
+    }
+
+    /// Forgets the spans so far, also pending ones; tracks stay.
+    void clear() noexcept {
+        const std::lock_guard lock(mutex_);
+        spans_.clear();
+        pending_.clear();
     }
 
     [[nodiscard]] std::size_t size() const {
@@ -257,7 +289,7 @@ public:
     }
 
     [[nodiscard]] static constexpr std::string_view name_of(span_kind k) noexcept {
-        constexpr std::string_view names[] = {"work", "wait", "step"};
+        constexpr std::string_view names[] = {"work", "communication", "wait", "step"};
         return names[static_cast<std::size_t>(k)];
     }
 

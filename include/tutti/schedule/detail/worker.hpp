@@ -274,7 +274,7 @@ private:
         std::exception_ptr error = first_error();
         const bool failed_before = error != nullptr;
         if (!failed_before) {
-            const scoped_span span(trace, own_track, next.name());
+            const scoped_span span(trace, own_track, next.name(), span_kind::communication);
             try {
                 next.run();
             } catch (...) { error = std::current_exception(); }
