@@ -422,10 +422,11 @@ TEST_CASE("rules that make no sense are refused, and the text says what to do") 
     CHECK(refusal_of({.delay = 1, .payload = round_payload::pseudo_gradient, .merge = round_merge::delay_corrected}) ==
           "local update: the merge 'delay corrected' sends parameters, set the payload");
     CHECK_THROWS_AS(engine<>(self{}, local<sgd>(self{}), local_update_rule{.period = 0}), usage_error);
-    CHECK(
-        co2_method{.clip = 1}.rule().describe() ==
-        "local update every 48 steps, pseudo-gradients 1 rounds late, merge 'anchor' of weight 0, heavy ball of rate 1 "
-        "and momentum 0.2, clipped at 1, in units of parameters, scalar gap of decay 0.9, inner state kept");
+    CHECK(co2_method{.clip = 1}.rule().describe() == "local update every 48 steps behind 0 synchronous ones, "
+                                                     "pseudo-gradients 1 rounds late, merge 'anchor' of weight "
+                                                     "0, heavy ball of rate 1 and momentum 0.2, clipped at 1, in units "
+                                                     "of parameters, scalar gap of decay 0.9, inner "
+                                                     "state kept");
 }
 
 TEST_CASE("misuse is refused, and the run stays intact") {

@@ -168,7 +168,7 @@ public:
 
     /// The bits of update(h) and publish(), without reading the masters a second time.
     step_result step(hyper h) {
-        const step_result result = advance(h, published_);
+        const step_result result = advance(h, published_, [](view<T, M>) {});
         if (result.skipped) { publish(); }  // an outer strategy may have changed owned() before
         if (trace_ != nullptr) {
             trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, schedule::moment_of(queue_));
@@ -178,7 +178,13 @@ public:
 
     /// Averages, clips and applies the gradients to owned(), and leaves the values as they are: between this and
     /// publish() an outer strategy may change owned(). Errors: as step.
-    step_result update(hyper h) { return advance(h, {}); }
+    step_result update(hyper h) {
+        return advance(h, {}, [](view<T, M>) {});
+    }
+    /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned().
+    template <std::invocable<view<T, M>> Change> step_result update(hyper h, Change change) {
+        return advance(h, {}, std::move(change));
+    }
 
     /// owned() -> the trainer's values; nothing to do where they are the same memory. Rounds as the last update did, so
     /// that it may be called again, and after a resume, with the same result.
@@ -263,10 +269,11 @@ private:
     }
 
     /// One update, which writes the values too if views of them are given.
-    step_result advance(hyper h, std::span<const view<T, M>> values) {
+    template <class Change> step_result advance(hyper h, std::span<const view<T, M>> values, Change change) {
         detail::expect_valid(h);
         order_.step();
         for (const auto& t : in_flight_) { t.wait(queue_); }
+        change(gradients_.flat());
         step_result result;
         const double gradient_factor = 1 / order_.loss_scale();
         result.norm = gradient_factor * optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0,

@@ -3,9 +3,12 @@
 // slow_mo, co2, diloco, delayed_diloco, eager_diloco, co_co_d, overlap_local_sgd; their sources: local_update_rule.
 #pragma once
 
+#include <algorithm>  // min, max
+#include <bit>        // figures among ranks
 #include <concepts>   // same_as
 #include <cstdint>    // rounds
 #include <exception>  // errors of attach
+#include <limits>     // what is not measured
 #include <memory>     // state exists from attach on
 #include <span>       // state
 #include <string>     // texts
@@ -19,6 +22,7 @@
 #include <tutti/core/run.hpp>                        // fetch
 #include <tutti/core/text.hpp>                       // formatted
 #include <tutti/schedule/lane.hpp>                   // lane
+#include <tutti/schedule/overlap.hpp>                // overlap_of, shortest_period
 #include <tutti/schedule/span.hpp>                   // moment_of
 #include <tutti/schedule/timeline.hpp>               // steps
 #include <tutti/strategy/detail/outer_state.hpp>     // copies and arithmetic
@@ -43,6 +47,9 @@ struct local_update_options {
 ///              mean; with delay 1 the mean is adopted at the end of the next round, never earlier and never later.
 ///              All works on owned(), float or double masters whatever the type of the values. The moments of the inner
 ///              optimizer stay on their rank unless the rule resets or averages them (then everyone waits).
+///              During `synchronous_steps` before the first round ranks average gradients instead, and are equal.
+///              An `automatic` period is chosen behind three rounds, from the time of a step that had no mean beside it
+///              and the least time that a mean took; all ranks choose the same, once.
 ///   flush      waits for what is in flight and adopts nothing.
 ///   consensus  between steps; replicas have in common: the anchor, for merges with a common one; else the mean of
 ///              their parameters, one all_reduce. The scope restores the replica's own values, holds a copy of them,
@@ -54,9 +61,12 @@ struct local_update_options {
 /// Storage      copies of owned(), beside a few scalars. payload 1; anchor 1 unless the mean of the parameters is the
 ///              result or replicas are pulled back; momentum 1; delay 1 with parameters, or with interpolation, 1 more;
 ///              eager 1 more; elementwise_gap 2 more. So local SGD 1, SlowMo and CO2 3, eager DiLoCo 4.
-/// Determinism  on deterministic backends bits depend on data and number of ranks, not on timing. What is computed from
+///   overlap    what the rounds of this rank cost so far, those of the period in use; needs a trace.
+/// Determinism  on deterministic backends bits depend on data and number of ranks, not on timing, but for an automatic
+///              period. With synchronous steps alone they are those of data_parallel. What is computed from
 ///              means is equal on all ranks of `across`. Of scalar_gap they depend on how the inner strategy shards.
-/// Cost         a round: an all_reduce of sizeof(master) bytes an element; about ten passes over owned().
+/// Cost         a round: an all_reduce of sizeof(master) bytes an element; about ten passes over owned(). A synchronous
+///              step: an all_reduce of the gradients, that everyone waits for.
 /// Errors       those of the inner strategy and the communicator; usage_error for wrong order of calls. Of a delay 1,
 ///              a failed or not finite mean is reported by the step that ends the next round, before anything changed.
 ///              Of a delay 0, behind the inner update of owned(): the outer level is as before, values are not published
@@ -82,11 +92,15 @@ public:
         : rule_(method.rule())
         , inner_((rule_.validate(), std::move(inner)))
         , queue_(inner_.queue())
-        , trace_(options.trace)
+        , own_trace_(rule_.automatic && options.trace == nullptr ? std::make_unique<schedule::timeline>() : nullptr)
+        , trace_(own_trace_ ? own_trace_.get() : options.trace)
+        , trace_rank_(options.trace_rank < 0 ? across.rank() : options.trace_rank)
+        , timeout_(options.timeout)
         , comm_(std::move(across))
-        , lane_(comm_.duplicate("rounds"), {options.timeout, options.trace, options.trace_rank, "main"}) {
+        , lane_(comm_.duplicate("rounds"), {options.timeout, trace_, trace_rank_, "main"}) {
         if (trace_ != nullptr) {
-            step_track_ = trace_->track_of(options.trace_rank < 0 ? comm_.rank() : options.trace_rank, "steps");
+            step_track_ = trace_->track_of(trace_rank_, "steps");
+            outer_track_ = trace_->track_of(trace_rank_, "main");
         }
     }
     local_update(local_update&& other) = default;
@@ -98,6 +112,12 @@ public:
             inner_.attach(list);
             if (rule_.inner != inner_state::keep && !has_moments<Inner>) {
                 throw usage_error("attach: the inner strategy does not show its moments, so they can only be kept");
+            }
+            if (rule_.synchronous_steps != 0 && !averages_gradients) {
+                throw usage_error(
+                    formatted("attach: synchronous steps need an inner strategy that shows its gradients and a "
+                              "communicator that averages {}",
+                              name_of(dtype_of<T>)));
             }
         } catch (const std::exception& e) {
             comm_.abort(e.what());  // the other replicas are about to wait for this one
@@ -124,21 +144,31 @@ public:
 
     step_result step(hyper h) {
         expect_running("step");
-        const bool last = outer_->steps + 1 >= rule_.period;
+        const bool synchronous = in_synchronous_steps();
+        const bool last = !synchronous && outer_->steps + 1 >= outer_->period;
         if (last) {
             expect_rate("step", h.learning_rate);
             receive();
         }
-        const step_result result = last ? inner_.update(h) : inner_.step(h);
+        const step_result result = synchronous ? synchronous_update(h) : last ? inner_.update(h) : inner_.step(h);
         in_step_ = false;
         outer_->learning_rate = h.learning_rate;
-        ++outer_->steps;
+        ++outer_->made;
+        if (synchronous) {
+            if (!in_synchronous_steps()) { outer_->start(inner_.owned()); }
+            inner_.publish();
+        } else {
+            ++outer_->steps;
+        }
         if (last) {
             end_round();
             inner_.publish();
         }
         if (trace_ != nullptr) {
             trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, schedule::moment_of(queue_));
+            ++traced_;
+            if (synchronous) { traced_before_ = traced_; }
+            if (last && rule_.automatic) { measure(); }
         }
         return result;
     }
@@ -152,10 +182,10 @@ public:
     void finish() {
         expect_between_steps("finish");
         if (finished_) { throw usage_error("finish: the strategy is finished"); }
-        comm_.agree(outer_->rounds * rule_.period + outer_->steps,
-                    formatted("number of steps (here {}) at finish; replicas must make the same number",
-                              outer_->rounds * rule_.period + outer_->steps));
+        comm_.agree(outer_->made,
+                    formatted("number of steps (here {}) at finish; replicas must make the same number", outer_->made));
         const view<master, M> x = inner_.owned();
+        if (in_synchronous_steps()) { outer_->start(x); }
         if (outer_->steps != 0 && rule_.has_outer()) {
             expect_rate("finish", outer_->learning_rate);
             receive();
@@ -166,7 +196,7 @@ public:
         outer_->arriving = false;
         if (rule_.common_anchor()) {
             copy(queue_, outer_->anchor(), x);
-        } else if (!rule_.takes_mean()) {
+        } else if (!equal()) {
             average(x, outer_->payload());
             copy(queue_, outer_->payload(), x);
             if (rule_.keeps_anchor()) { copy(queue_, x, outer_->anchor()); }
@@ -216,9 +246,11 @@ public:
         buffer<master, Q> own(queue_, x.size());
         copy(queue_, x, own.view());
         try {
-            if (rule_.common_anchor() && !finished_) {
+            if (equal()) {
+                // as they are
+            } else if (rule_.common_anchor()) {
                 copy(queue_, outer_->anchor(), x);
-            } else if (!equal()) {
+            } else {
                 average(own.view(), x);
             }
             inner_.publish();
@@ -234,6 +266,16 @@ public:
     [[nodiscard]] view<master, M> owned() { return inner_.owned(); }
     [[nodiscard]] Inner& inner() noexcept { return inner_; }
     [[nodiscard]] const local_update_rule& rule() const noexcept { return rule_; }
+    /// Steps of a round.
+    [[nodiscard]] std::size_t period() const { return static_cast<std::size_t>(attached("period").period); }
+    [[nodiscard]] schedule::overlap_metrics overlap() const {
+        const outer_type& outer = attached("overlap");
+        if (trace_ == nullptr || own_trace_) {
+            throw usage_error("overlap: nothing is recorded; give a timeline to local_update_options::trace");
+        }
+        return schedule::overlap_of(
+            *trace_, trace_rank_, {static_cast<std::size_t>(outer.period), traced_before_, lane_.name(), quiet_step_});
+    }
     /// Rounds that have ended, which is the number of means asked for.
     [[nodiscard]] std::uint64_t rounds() const { return attached("rounds").rounds; }
     /// What the last mean was divided by.
@@ -245,6 +287,9 @@ public:
 
 private:
     using outer_type = detail::outer_state<master, Q>;
+    static constexpr bool averages_gradients = shows_gradients<Inner> && comm::can_all_reduce<C, T, mean>;
+    static constexpr std::size_t measured_rounds = 3;  // before an automatic period is chosen
+    static constexpr std::string_view late_mean = "mean of the round", awaited_mean = "mean of parameters";
 
     [[nodiscard]] const outer_type& attached(std::string_view operation) const {
         if (!outer_) { throw usage_error(formatted("{}: no parameters are attached", operation)); }
@@ -271,6 +316,58 @@ private:
         }
     }
 
+    [[nodiscard]] bool in_synchronous_steps() const noexcept { return outer_->made < rule_.synchronous_steps; }
+    step_result synchronous_update(hyper h) {
+        if constexpr (averages_gradients) {
+            return inner_.update(
+                h, [this](view<T, M> g) { together("mean of gradients", [g](C& c) { c.all_reduce(g, g, mean{}); }); });
+        } else {
+            return inner_.update(h);  // never: attach refuses
+        }
+    }
+
+    /// At the end of a round, with a trace: chooses the period once enough rounds are there. Collective then.
+    void measure() {
+        if (!outer_->chosen && ++measured_ == measured_rounds) {
+            if constexpr (!Q::executes_inline) {
+                auto reached = queue_.record();  // and with it the marks of steps
+                reached.wait_host(after(timeout_));
+            }
+            double mean_time = std::numeric_limits<double>::infinity();
+            for (const schedule::timed_span& s : trace_->spans(trace_rank_)) {
+                if (s.kind == schedule::span_kind::communication && s.track == lane_.name() &&
+                    s.name == (rule_.delay == 1 ? late_mean : awaited_mean)) {
+                    mean_time = std::min(mean_time, seconds(s.end - s.begin));
+                }
+            }
+            const double step_time =
+                schedule::overlap_of(*trace_, trace_rank_, {rule_.period, traced_before_, lane_.name()}).step;
+            choose(step_time, mean_time);
+            quiet_step_ = step_time;
+            traced_before_ = traced_;
+        }
+        if (own_trace_ && outer_->chosen) { own_trace_->clear(); }
+    }
+    void choose(double step_time, double mean_time) {
+        // Inside a replica the mean over its ranks; over replicas the mean step, and the mean that waited for nobody.
+        buffer<double, Q> inside(queue_, 3);
+        const double own[] = {step_time, mean_time, 1};
+        for (std::size_t i = 0; i < 3; ++i) { fill(queue_, inside.view().sub(i, 1), own[i]); }
+        inner_.sum_over_shards(inside.view());
+        const auto total = [&](std::size_t i) { return fetch(queue_, inside.view().sub(i, 1), 0.0); };
+        const auto all = comm_.gather_control({std::bit_cast<std::uint64_t>(total(0) / total(2)),
+                                               std::bit_cast<std::uint64_t>(total(1) / total(2)), 0, 0});
+        double step_mean = 0, least = std::numeric_limits<double>::infinity();
+        for (const auto& replica : all) {
+            step_mean += std::bit_cast<double>(replica[0]) / static_cast<double>(all.size());
+            least = std::min(least, std::bit_cast<double>(replica[1]));
+        }
+        const automatic_period& wanted = *rule_.automatic;
+        outer_->period =
+            std::min(wanted.most, schedule::shortest_period(step_mean, least, wanted.exposed_share, rule_.delay == 1));
+        outer_->chosen = true;
+    }
+
     [[nodiscard]] auto shards() {
         return [this](view<double, M> x) { inner_.sum_over_shards(x); };
     }
@@ -280,7 +377,7 @@ private:
         done.wait(queue_);
     }
     void average(view<master, M> in, view<master, M> out) {
-        together("mean of parameters", [in, out](C& c) { c.all_reduce(in, out, mean{}); });
+        together(awaited_mean, [in, out](C& c) { c.all_reduce(in, out, mean{}); });
     }
 
     /// Replicas are equal as they are.
@@ -304,17 +401,20 @@ private:
             outer_->arrived(shards());
         }
         const auto moments = mean_moments();  // the last that can fail: nothing has changed so far
-        if (rule_.delay == 0) {
-            outer_->adopt(x, shards());
-        } else {
-            outer_->turn(x, shards());
-            outer_->arriving = false;
+        {
+            const schedule::scoped_span adopting(trace_, outer_track_, schedule::outer_update_span, queue_);
+            if (rule_.delay == 0) {
+                outer_->adopt(x, shards());
+            } else {
+                outer_->turn(x, shards());
+                outer_->arriving = false;
+            }
+            set_moments(moments);
         }
-        set_moments(moments);
         if (rule_.delay == 1) {
             auto work = [in = outer_->sent(), out = outer_->payload()](C& c) { c.all_reduce(in, out, mean{}); };
             // nvcc takes the reference that an assignment gives for a ticket thrown away.
-            static_cast<void>(in_flight_ = lane_.submit("mean of the round", std::move(work), queue_));
+            static_cast<void>(in_flight_ = lane_.submit(late_mean, std::move(work), queue_));
             outer_->arriving = true;
         }
         outer_->steps = 0;
@@ -355,8 +455,14 @@ private:
     local_update_rule rule_;
     Inner inner_;
     Q queue_;
+    std::unique_ptr<schedule::timeline> own_trace_;  // of an automatic period, if there is no other
     schedule::timeline* trace_;
-    schedule::timeline::track step_track_ = 0;
+    int trace_rank_;
+    duration timeout_;
+    schedule::timeline::track step_track_ = 0, outer_track_ = 0;
+    std::size_t traced_ = 0, traced_before_ = 0;  // steps; those before the rounds of the period in use
+    std::size_t measured_ = 0;                    // rounds
+    double quiet_step_ = std::numeric_limits<double>::quiet_NaN();  // as measured for an automatic period
     schedule::moment<Q> step_begin_{};
     std::unique_ptr<outer_type> outer_;
     std::vector<state_entry<M>> state_;

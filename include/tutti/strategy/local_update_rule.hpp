@@ -7,6 +7,7 @@
 #include <cstddef>   // size_t
 #include <cstdint>   // choices
 #include <limits>    // infinity
+#include <optional>  // automatic period
 #include <string>    // descriptions
 #include <variant>   // gaps
 
@@ -32,6 +33,12 @@ enum class round_merge : std::uint8_t {
 /// What happens to the inner optimizer's moments at the end of a round.
 enum class inner_state : std::uint8_t { keep, reset, average };
 
+/// Chooses the period while training: the shortest of which at most this share is waiting for communication.
+struct automatic_period {
+    double exposed_share = 0.01;
+    std::size_t most = 10'000;  ///< a longer one is cut to this
+};
+
 /// Semantics  a round is `period` steps, skipped ones included: they are counted alike on all ranks. With a delay of 1
 ///            the mean of what replicas send at the end of round t is adopted at the end of round t + 1, always.
 struct local_update_rule {
@@ -43,6 +50,9 @@ struct local_update_rule {
     outer_optimizer outer{};  ///< of merges that have an anchor
     staleness_gap gap = no_gap{};
     inner_state inner = inner_state::keep;
+    /// Steps before the first round in which replicas average their gradients instead, and so stay equal.
+    std::size_t synchronous_steps = 0;
+    std::optional<automatic_period> automatic{};  ///< `period` is then that of the first rounds, which are measured
 
     [[nodiscard]] const local_update_rule& rule() const noexcept { return *this; }
 
@@ -74,6 +84,17 @@ struct local_update_rule {
         outer.validate();
         detail::expect_valid(gap);
         if (period < 1) { throw usage_error("local update: the period is 0 steps, expected 1 or more"); }
+        if (automatic && !(automatic->exposed_share > 0 && automatic->exposed_share < 1 && automatic->most >= 1)) {
+            throw usage_error(formatted(
+                "local update: an automatic period of at most {} steps with a share of {} waiting, expected 1 "
+                "step or more and a share in (0, 1)",
+                automatic->most, automatic->exposed_share));
+        }
+        if (automatic && period < 2) {
+            throw usage_error(
+                "local update: rounds of 1 step have none without communication to measure an automatic period by; "
+                "begin with 2 or more");
+        }
         if (delay != 0 && delay != 1) {
             throw usage_error(formatted("local update: the delay is {} rounds, expected 0 or 1", delay));
         }
@@ -107,8 +128,12 @@ struct local_update_rule {
     }
     /// Equal exactly when ranks do the same with the same parameters.
     [[nodiscard]] std::string describe() const {
-        return formatted("local update every {} steps, {} {} rounds late, ", period,
-                         payload == round_payload::parameters ? "parameters" : "pseudo-gradients", delay) +
+        const std::string how_often = automatic ? formatted("{} steps at first, then so that {} is waiting, {} at most",
+                                                            period, automatic->exposed_share, automatic->most)
+                                                : formatted("{} steps", period);
+        return formatted("local update every {} behind {} synchronous ones, {} {} rounds late, ", how_often,
+                         synchronous_steps, payload == round_payload::parameters ? "parameters" : "pseudo-gradients",
+                         delay) +
                formatted("merge '{}' of weight {}, {}, {}, inner state {}", name(merge), weight, outer.describe(),
                          detail::describe(gap),
                          inner == inner_state::keep    ? "kept"

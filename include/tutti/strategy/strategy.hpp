@@ -101,6 +101,16 @@ concept shardable = strategy<S> && requires(S& s, hyper h, view<double, typename
     s.sum_over_shards(x);
 };
 
+/// A shardable strategy that shows its gradients before it uses them.
+///
+/// Semantics  update(h, change) is update(h) of what `change` leaves in the gradients of owned()'s elements, which it is
+///            given once, averaged over the ranks inside the strategy, multiplied by the loss scale and not clipped.
+template <class S>
+concept shows_gradients = shardable<S> &&
+    requires(S& s, hyper h, void (*change)(view<typename S::element_type, typename S::memory_type>)) {
+    { s.update(h, change) } -> std::same_as<step_result>;
+};
+
 /// A shardable strategy that shows what its optimizer keeps.
 ///
 /// Semantics  moments are of owned()'s elements and may be changed between steps; reset_moments makes them, and the

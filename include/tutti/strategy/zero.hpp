@@ -216,6 +216,10 @@ public:
     /// Clips and applies the averaged gradients to owned(), and leaves the values as they are: between this and
     /// publish() an outer strategy may change owned(). Errors: as step.
     step_result update(hyper h) {
+        return update(h, [](view<T, M>) {});
+    }
+    /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned().
+    template <std::invocable<view<T, M>> Change> step_result update(hyper h, Change change) {
         detail::expect_valid(h);
         order_.expect_attached("step");
         values_->expect_unused("step");
@@ -224,6 +228,7 @@ public:
         values_->settle(queue_);
         gradients_->shard().wait_all(queue_);
         gradients_->reduced();
+        change(gradients_->shard().shard());
         const view<const T, M> mine = gradients_->shard().shard();
         step_result result;
         const double gradient_factor = 1 / order_.loss_scale();

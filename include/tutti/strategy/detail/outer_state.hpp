@@ -77,10 +77,14 @@ template <floating_element R, queue Q> class outer_state {
     buffer<std::uint64_t, Q> saved_counters_;
     std::vector<state_entry<M>> entries_;
     double arrived_norm_ = 0;
+    static constexpr std::size_t counters = 7;
 
 public:
     // Saved with the copies.
+    std::uint64_t made = 0;       ///< steps
     std::uint64_t steps = 0;      ///< in this round
+    std::uint64_t period = 0;     ///< steps of a round
+    bool chosen = false;          ///< by measurement
     std::uint64_t rounds = 0;     ///< ended
     std::uint64_t adopted = 0;    ///< means
     bool arriving = false;        ///< a payload was sent whose mean is not adopted
@@ -101,8 +105,9 @@ public:
         , squares_(q, rule.elementwise() ? x.size() : 0)
         , scratch_(q, optimize::norm_blocks(x.size()) + 1)
         , saved_figures_(q, 4)
-        , saved_counters_(q, 4) {
-        if (anchor_.size() != 0) { copy(q, x, anchor_.view()); }
+        , saved_counters_(q, counters) {
+        period = rule.period;
+        start(x);
         for (const auto* b : {&payload_, &momentum_, &previous_, &own_, &moved_, &squares_}) {
             fill(q, b->view(), R{0});
         }
@@ -128,6 +133,11 @@ public:
     [[nodiscard]] view<R, M> anchor() const noexcept { return anchor_.view(); }
     [[nodiscard]] view<R, M> momentum() const noexcept { return momentum_.view(); }
     [[nodiscard]] const std::vector<state_entry<M>>& entries() const noexcept { return entries_; }
+
+    /// The first round begins with x.
+    void start(view<R, M> x) {
+        if (rule_.keeps_anchor()) { copy(queue_, x, anchor()); }
+    }
 
     /// Looks at a mean before anything is done with it. Errors: error when it is not finite.
     template <std::invocable<view<double, M>> Sum> void arrived(Sum sum_over_shards) {
@@ -196,12 +206,11 @@ public:
 
     /// Writes counters and figures where entries() has them.
     void save() {
-        const std::uint64_t counters[] = {steps, rounds, adopted, arriving ? 1u : 0u};
+        const std::uint64_t now[counters] = {steps, rounds, adopted,         arriving ? 1u : 0u,
+                                             made,  period, chosen ? 1u : 0u};
         const double figures[] = {learning_rate, scale, moved, gap};
-        for (std::size_t i = 0; i < 4; ++i) {
-            fill(queue_, saved_counters_.view().sub(i, 1), counters[i]);
-            fill(queue_, saved_figures_.view().sub(i, 1), figures[i]);
-        }
+        for (std::size_t i = 0; i < counters; ++i) { fill(queue_, saved_counters_.view().sub(i, 1), now[i]); }
+        for (std::size_t i = 0; i < 4; ++i) { fill(queue_, saved_figures_.view().sub(i, 1), figures[i]); }
     }
     /// Reads them. Errors: usage_error when they cannot be this rule's.
     void restored() {
@@ -212,6 +221,9 @@ public:
             return fetch(queue_, saved_figures_.view().sub(i, 1), now);
         };
         const std::uint64_t in_flight = counter(3, arriving ? 1 : 0);
+        if (rule_.automatic && counter(5, period) == 0) {
+            throw usage_error("restored: a period of 0 steps: the state is of another rule, or of none");
+        }
         if (in_flight > (rule_.delay == 1 ? 1u : 0u)) {
             throw usage_error(
                 formatted("restored: {} means in flight with a delay of {}: the state is of another rule, or "
@@ -222,6 +234,9 @@ public:
         rounds = counter(1, rounds);
         adopted = counter(2, adopted);
         arriving = in_flight != 0;
+        made = counter(4, made);
+        period = rule_.automatic ? counter(5, period) : rule_.period;
+        chosen = counter(6, chosen ? 1 : 0) != 0;
         learning_rate = figure(0, learning_rate);
         scale = figure(1, scale);
         moved = figure(2, moved);
