@@ -263,6 +263,7 @@ TEST_CASE("networks as text") {
     CHECK(parsed("2KB,0us") == comm::link{0, 2e3});
     CHECK(parsed("2.5MB,0us") == comm::link{0, 2.5e6});
     CHECK(parsed("3GB,250ns") == comm::link{250 * 1e-9, 3e9});
+    CHECK(parsed("1Gbit") == comm::link{0, 0.125e9});
     CHECK(parsed("1e2Gbit,.5ms") == comm::link{0.5 * 1e-3, 100 * 0.125e9});
 }
 
@@ -275,8 +276,8 @@ TEST_CASE("bad text is rejected with the bad part and an example") {
     const std::string bits = "whose unit is not one of bit Kbit Mbit Gbit B KB MB GB";
     const std::string times = "whose unit is not one of ns us ms s";
     const std::string number = "which does not start with a number >= 0";
-    rejects("", "has no comma between bandwidth and latency");
-    rejects("1Gbit", "has no comma between bandwidth and latency");
+    rejects("", "has '' for a bandwidth, " + number);
+    rejects("50us", "has '50us' for a bandwidth, " + bits);
     rejects("1Gbps,50us", "has '1Gbps' for a bandwidth, " + bits);
     rejects("1gbit,50us", "has '1gbit' for a bandwidth, " + bits);
     rejects("1 Gbit,50us", "has '1 Gbit' for a bandwidth, " + bits);

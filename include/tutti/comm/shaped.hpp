@@ -33,15 +33,16 @@ public:
     explicit shaped_network(link l) : flat_(l) { static_cast<void>(topology::uniform(1, 1, {}, l)); }  // checks l
     explicit shaped_network(topology t) : levels_(std::move(t)) {}
 
-    /// From "1Gbit,50us": bandwidth per second and latency. Units are decimal: bit Kbit Mbit Gbit B KB MB GB, and
+    /// From "1Gbit,50us": bandwidth per second and latency; or "1Gbit", which has none. Units are decimal: bit Kbit Mbit Gbit B KB MB GB, and
     /// ns us ms s.
     /// Errors  usage_error that names the bad part and gives an example.
     [[nodiscard]] static shaped_network parse(std::string_view text) {
         const std::size_t comma = text.find(',');
-        if (comma == std::string_view::npos) { reject(text, "has no comma between bandwidth and latency"); }
         link l;
         l.bytes_per_second = quantity(text, text.substr(0, comma), "bandwidth", bandwidth_units);
-        l.latency_seconds = quantity(text, text.substr(comma + 1), "latency", time_units);
+        if (comma != std::string_view::npos) {
+            l.latency_seconds = quantity(text, text.substr(comma + 1), "latency", time_units);
+        }
         if (l.bytes_per_second == 0) { reject(text, "has no bandwidth"); }
         return shaped_network(l);
     }
