@@ -13,6 +13,7 @@
 #include <tutti/core/state.hpp>         // state
 #include <tutti/core/view.hpp>          // views
 #include <tutti/schedule/bucket.hpp>    // bucket_plan
+#include <tutti/schedule/overlap.hpp>   // overlap_metrics
 #include <tutti/schedule/timeline.hpp>  // trace
 #include <tutti/strategy/strategy.hpp>  // what it is
 
@@ -23,7 +24,8 @@ namespace transformer {
 /// A strategy, and what else the trainer asks its pipelines.
 ///
 /// Semantics  the calls are the strategy's own. `levels`: of compression, by parameter, 0 for one that is sent as it
-///            is; none where gradients are not compressed. `collect`, after finish: the trainer's values are those of
+///            is; none where gradients are not compressed. `overlap`: what communication cost by rounds, or steps where
+///            there are none, as `trace` has it, which the strategy was made with. `collect`, after finish: the trainer's values are those of
 ///            the model, also where ranks share them. Collective.
 /// Cost       an indirect call each.
 template <class T, tutti::queue Q> class any_strategy {
@@ -55,6 +57,7 @@ private:
         virtual std::span<const tutti::state_entry<M>> state() = 0;
         virtual const tutti::schedule::bucket_plan& plan() = 0;
         virtual std::vector<int> levels() = 0;
+        virtual tutti::schedule::overlap_metrics overlap(const tutti::schedule::timeline& trace, int rank) = 0;
         virtual Q queue() = 0;
     };
     template <class S> struct calls_of final : calls {
@@ -98,6 +101,13 @@ private:
             }
             return of;
         }
+        tutti::schedule::overlap_metrics overlap(const tutti::schedule::timeline& trace, int rank) override {
+            if constexpr (requires { own.overlap(); }) {
+                return own.overlap();
+            } else {
+                return tutti::schedule::overlap_of(trace, rank);
+            }
+        }
         Q queue() override { return own.queue(); }
 
     private:
@@ -133,6 +143,9 @@ public:
     [[nodiscard]] std::span<const tutti::state_entry<M>> state() { return own_->state(); }
     [[nodiscard]] const tutti::schedule::bucket_plan& plan() { return own_->plan(); }
     [[nodiscard]] std::vector<int> levels() { return own_->levels(); }
+    [[nodiscard]] tutti::schedule::overlap_metrics overlap(const tutti::schedule::timeline& trace, int rank) {
+        return own_->overlap(trace, rank);
+    }
     [[nodiscard]] Q queue() { return own_->queue(); }
 };
 

@@ -18,6 +18,7 @@
 #include <tutti/comm/mpi.hpp>  // ranks as processes
 #endif
 
+#include "comparison.hpp"
 #include "data.hpp"
 #include "options.hpp"
 #include "host_device.hpp"
@@ -72,17 +73,41 @@ void print_results(const options& o, const corpus& text, const result& r) {
                o.plot);
 }
 
-template <class Comm> void run_rank(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
-    const result r = [&] {
+/// Rank 0 writes the results. Returns them.
+template <class Comm> result run_rank(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+    result r = [&] {
 #if TRANSFORMER_WITH_CUDA
         if (o.device == "cuda") { return gpu::run(world, o, text, origin); }
 #endif
         return o.precision == "double" ? run_on_cpu<double>(world, o, text, origin)
                                        : run_on_cpu<float>(world, o, text, origin);
     }();
-    if (world.rank() != 0) { return; }
+    if (world.rank() != 0) { return r; }
     write_results(o, r);
-    if (!o.quiet) { print_results(o, text, r); }
+    if (!o.quiet && o.compare.empty()) { print_results(o, text, r); }
+    return r;
+}
+
+/// What is to be done, all of it checked.
+struct plan {
+    options asked;              // the files of a comparison are its own
+    std::vector<options> runs;  // one, or those of a comparison
+    corpus text;
+};
+
+/// Of runs, one after the other.
+void announce(const plan& p, std::size_t run) {
+    if (!p.asked.compare.empty() && !p.asked.quiet) {
+        fmt::print(stderr, "{} of {}: {}\n", run + 1, p.runs.size(), p.runs[run].pipeline);
+    }
+}
+void conclude(const plan& p, std::vector<result> results) {
+    if (p.asked.compare.empty()) { return; }
+    std::vector<compared_run> all;
+    for (std::size_t i = 0; i < results.size(); ++i) { all.push_back({p.runs[i], std::move(results[i])}); }
+    write_comparison(p.asked, all);
+    if (p.asked.quiet) { return; }
+    fmt::print("{}report   {}\npicture  {}\n", comparison_table(all), p.asked.report, p.asked.plot);
 }
 
 /// This project's own sources: real text that is always there.
@@ -96,7 +121,11 @@ std::vector<std::string> own_sources() {
 }
 
 /// All that can be refused before something is written, the cheap questions first.
-corpus prepare(options& o, int processes) {
+void check(options& o, int processes) {
+    if (!pipelines_known::has(o.pipeline)) {
+        throw bad_input(fmt::format("{}: '{}' is not one of {}", o.compare.empty() ? "--pipeline" : "--compare",
+                                    o.pipeline, pipelines_known::names()));
+    }
     complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
     if (o.device == "cuda") {
         if (!pipelines_known::runs_on_gpu(o.pipeline)) {
@@ -109,21 +138,45 @@ corpus prepare(options& o, int processes) {
 #endif
     }
     if (!o.load.empty()) { weights_file(o.load, o.model).require_tied_head(o.model); }
+}
+plan prepare(const options& asked, int processes) {
+    std::vector<options> runs = runs_of(asked);
+    options whole = asked;
+    for (options& o : runs) {
+        check(o, processes);
+        whole.trace = o.trace;
+        whole.plot = o.plot;
+        if (asked.compare.empty()) { continue; }
+        for (std::string* const file : {&o.report, &o.trace, &o.plot}) { *file = file_of_run(*file, o.pipeline); }
+    }
+    const options& o = runs.front();
     corpus text = o.token_file.empty() ? corpus(read_text(o.data.empty() ? own_sources() : o.data), o.model.context)
                                        : corpus(o.token_file, o.validation_token_file, o.model);
     one_thread_per_rank();
-    return text;
+    return {std::move(whole), std::move(runs), std::move(text)};
+}
+void claim_files(const plan& p) {
+    for (const options& o : p.runs) { transformer::claim_files(o); }
+    if (!p.asked.compare.empty()) { transformer::claim_files(p.asked); }
 }
 
-void run_threads(options& o) {
+void run_threads(const options& o) {
     if (launched_processes() > 1) {
         throw bad_input(fmt::format("--backend: 'threads' under mpirun would train {} times over; use --backend {}",
                                     launched_processes(), o.device == "cuda" ? "nccl" : "mpi"));
     }
-    const corpus text = prepare(o, 0);
-    claim_files(o);
-    const tutti::deadline origin = tutti::clock_type::now();
-    tutti::comm::threads::launch(o.ranks, [&](tutti::comm::threads& world) { run_rank(world, o, text, origin); });
+    const plan p = prepare(o, 0);
+    claim_files(p);
+    std::vector<result> results(p.runs.size());
+    for (std::size_t i = 0; i < p.runs.size(); ++i) {
+        announce(p, i);
+        const tutti::deadline origin = tutti::clock_type::now();
+        tutti::comm::threads::launch(p.runs[i].ranks, [&](tutti::comm::threads& world) {
+            result r = run_rank(world, p.runs[i], p.text, origin);
+            if (world.rank() == 0) { results[i] = std::move(r); }
+        });
+    }
+    conclude(p, std::move(results));
 }
 
 #if TRANSFORMER_WITH_MPI
@@ -140,17 +193,22 @@ template <class Work> bool any_refuses(tutti::comm::mpi& world, Work work) {
     return true;
 }
 
-int run_mpi(int argc, char** argv, options& o) {
+int run_mpi(int argc, char** argv, const options& o) {
     return tutti::comm::mpi::launch(argc, argv, [&](tutti::comm::mpi& world) {
-        std::optional<corpus> text;
-        if (any_refuses(world, [&] { text.emplace(prepare(o, world.size())); })) { return 2; }
+        std::optional<plan> p;
+        if (any_refuses(world, [&] { p.emplace(prepare(o, world.size())); })) { return 2; }
         for (const auto& [part, name] :
-             {std::pair(text->training(), "training text"), std::pair(text->validation(), "validation text")}) {
+             {std::pair(p->text.training(), "training text"), std::pair(p->text.validation(), "validation text")}) {
             world.agree(tutti::hash_bytes(tutti::as_bytes(tutti::view<const std::uint16_t>(part))), name);
         }
-        if (any_refuses(world, [&] { world.rank() == 0 ? claim_files(o) : void(); })) { return 2; }
-        world.barrier();  // machines share no clock: they agree on this moment as the traces' time zero
-        run_rank(world, o, *text, tutti::clock_type::now());
+        if (any_refuses(world, [&] { world.rank() == 0 ? claim_files(*p) : void(); })) { return 2; }
+        std::vector<result> results;
+        for (std::size_t i = 0; i < p->runs.size(); ++i) {
+            if (world.rank() == 0) { announce(*p, i); }
+            world.barrier();  // machines share no clock: they agree on this moment as the traces' time zero
+            results.push_back(run_rank(world, p->runs[i], p->text, tutti::clock_type::now()));
+        }
+        if (world.rank() == 0) { conclude(*p, std::move(results)); }
         return 0;
     });
 }
@@ -168,9 +226,6 @@ std::optional<int> parse(int argc, char** argv, options& o) {
         if (is_first_process()) { fmt::print("{}", app.help()); }
         return 0;
     } catch (const CLI::ParseError& e) { throw bad_input(e.what()); }
-    if (!pipelines_known::has(o.pipeline)) {
-        throw bad_input(fmt::format("--pipeline: '{}' is not one of {}", o.pipeline, pipelines_known::names()));
-    }
     choose_model(app, o);
     return std::nullopt;
 }

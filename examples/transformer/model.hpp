@@ -109,6 +109,8 @@ public:
     }
     [[nodiscard]] const configuration& config() const { return config_; }
     [[nodiscard]] int batch() const { return batch_; }
+    /// Where its memory is counted.
+    [[nodiscard]] const tutti::memory_account& account() const { return memory_.account(); }
 
     /// Sum over all tokens of -ln p(target), for in.size() / length sequences of `length` <= context tokens.
     template <class S> [[nodiscard]] double forward(S& s, tokens in, tokens targets, int length) {
@@ -188,6 +190,7 @@ private:
     recompute recompute_;
     int rows_ = 0, length_ = 0;  // of the micro-batch at hand
     tutti::strategy::parameters<T, M> parameters_;
+    Q memory_;
     tutti::buffer<T, Q> values_;
     tutti::buffer<std::byte, Q> workspace_;
     std::vector<activations> layers_;
@@ -204,8 +207,9 @@ model<Math>::model(const configuration& c, int batch, std::uint64_t seed, Math m
     , batch_(batch)
     , math_(std::move(math))
     , recompute_(level)
-    , values_(math_.queue(), 0)
-    , workspace_(math_.queue(), 0) {
+    , memory_(math_.queue())
+    , values_(memory_, 0)
+    , workspace_(memory_, 0) {
     make_parameters(seed);
     constexpr std::size_t apart = 256;  // rows of different matrices share no cache line, and device loads are aligned
     std::size_t needed = 0;             // the same walk twice: once to count, once to hand out
@@ -213,7 +217,7 @@ model<Math>::model(const configuration& c, int batch, std::uint64_t seed, Math m
         needed += (bytes + apart - 1) / apart * apart;
         return nullptr;
     });
-    workspace_ = tutti::buffer<std::byte, Q>(math_.queue(), needed);
+    workspace_ = tutti::buffer<std::byte, Q>(memory_, needed);
     std::byte* next = workspace_.data();
     lay_out([&](std::size_t bytes) {
         std::byte* const p = next;
@@ -226,7 +230,7 @@ template <class Math> void model<Math>::make_parameters(std::uint64_t seed) {
     const std::vector<declaration> list = parameters_of(config_);
     std::size_t total = 0;
     for (const declaration& d : list) { total += d.size(); }
-    values_ = tutti::buffer<T, Q>(math_.queue(), total);
+    values_ = tutti::buffer<T, Q>(memory_, total);
     std::size_t offset = 0;
     for (std::size_t i = 0; i < list.size(); ++i) {
         const auto value = values_.view().sub(offset, list[i].size());

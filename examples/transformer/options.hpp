@@ -2,16 +2,17 @@
 // Needs CLI11. A bad value is one line on stderr and exit code 2, before anything is written.
 #pragma once
 
-#include <algorithm>    // find_if
-#include <charconv>     // from_chars
-#include <cmath>        // isfinite
-#include <cstdint>      // seed
-#include <filesystem>   // default paths
-#include <limits>       // largest seed
-#include <string>       // names
-#include <string_view>  // parts of them
-#include <utility>      // pair
-#include <vector>       // data paths
+#include <algorithm>     // find_if
+#include <charconv>      // from_chars
+#include <cmath>         // isfinite
+#include <cstdint>       // seed
+#include <filesystem>    // default paths
+#include <limits>        // largest seed
+#include <string>        // names
+#include <string_view>   // parts of them
+#include <system_error>  // errc
+#include <utility>       // pair
+#include <vector>        // data paths
 
 #include <CLI/CLI.hpp>                   // command line
 #include <fmt/format.h>                  // messages
@@ -35,6 +36,7 @@ struct options {
     int ranks = 0;  // 0: as many as the backend has, or the default
     std::string backend = "threads";
     std::string pipeline = "ddp";
+    std::vector<std::string> compare;  // pipelines that train one after the other; empty: `pipeline` alone
     int steps = 2000;
     int batch = 12;          // sequences of all ranks together
     int micro_batch = 0;     // sequences a rank computes at a time; 0: as many as keep its activations in cache
@@ -51,6 +53,8 @@ struct options {
     std::string error_sum;
     std::string measure = "local";
     int tau = 8;                 // local updates: steps of a round
+    bool automatic_tau = false;  // tau steps at first, then what was measured asks for
+    int synchronous_steps = 0;   // before the first round
     double beta = -1;            // momentum over rounds; -1: what suits the pipeline
     std::string gap = "scalar";  // co2: none, constant:X, scalar, elementwise
     int nodes = 0;               // 0: as many as there are host names
@@ -170,6 +174,11 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--backend", o.backend, "threads; under mpirun mpi, or nccl with a GPU a process")
         ->capture_default_str();
     app.add_option("--pipeline", o.pipeline, "how ranks work together:\n" + pipelines)->capture_default_str();
+    app.add_option("--compare", o.compare,
+                   "train these pipelines one after the other, each as --pipeline would; ends with a table, a picture "
+                   "of their losses (--plot) and a report of all (--report), beside those of each")
+        ->delimiter(',')
+        ->type_name("NAME,NAME...");
     app.add_option("--steps", o.steps, "optimizer steps")->check(within(1, 100'000'000))->capture_default_str();
     app.add_option("--batch", o.batch, "sequences per step, all ranks together")
         ->check(within(1, 1'000'000))
@@ -219,8 +228,24 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
            "ddp-lgreco: errors are those of gradients of each rank, with what it owes (local), or of their mean "
            "(averaged)")
         ->capture_default_str();
-    app.add_option("--tau", o.tau, "local-sgd, slowmo, co2, co2-zero, diloco: steps between two averages")
-        ->check(within(1, 100'000'000))
+    app.add_option_function<std::string>(
+           "--tau",
+           [&o](const std::string& text) {
+               o.automatic_tau = text == "auto";
+               const char* const end = text.data() + text.size();
+               if (o.automatic_tau) { return; }
+               const auto [rest, problem] = std::from_chars(text.data(), end, o.tau);
+               if (problem != std::errc{} || rest != end || o.tau < 1 || o.tau > 100'000'000) {
+                   throw CLI::ValidationError("--tau", fmt::format("'{}' is neither a number of steps nor auto", text));
+               }
+           },
+           "local-sgd, slowmo, co2, co2-zero, diloco: steps between two averages; auto: as few as let at most 1 % of "
+           "the time be waiting, measured in three rounds of 8")
+        ->default_str("8")
+        ->type_name("INT|auto");
+    app.add_option("--sync-steps", o.synchronous_steps,
+                   "likewise: steps before the first round, in which ranks average gradients as ddp does")
+        ->check(within(0, 100'000'000))
         ->capture_default_str();
     app.add_option(
         "--beta", o.beta,
@@ -235,6 +260,7 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
         ->check(within(1, 1024));
     app.add_option("--network", o.network,
                    "let the network between machines be as slow as this, bandwidth and latency as in 1Gbit,50us; "
+                   "latency 0 if left out; "
                    "without --nodes each rank is a machine")
         ->type_name("LINK");
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
@@ -317,6 +343,33 @@ inline void choose_model(const CLI::App& app, options& o) {
     if (app.count("--context") == 0) { o.model.context = gpt2_positions; }
     require(o.model.context <= gpt2_positions, fmt::format("--context: {} is more than the {} positions of --model {}",
                                                            o.model.context, gpt2_positions, o.model_name));
+}
+
+/// The runs that `o` asks for: one, or one of each of --compare's pipelines, whose files are to carry its name.
+/// Errors  bad_input.
+[[nodiscard]] inline std::vector<options> runs_of(const options& o) {
+    if (o.compare.empty()) { return {o}; }
+    const std::pair<const char*, bool> one_only[] = {{"--save", !o.save.empty()},
+                                                     {"--checkpoint", !o.checkpoint.empty()},
+                                                     {"--levels-picture", !o.levels_picture.empty()}};
+    for (const auto& [option, given] : one_only) {
+        detail::require(!given, fmt::format("{}: is of one run; not together with --compare", option));
+    }
+    std::vector<options> runs;
+    for (const std::string& name : o.compare) {
+        for (const options& other : runs) {
+            detail::require(other.pipeline != name, fmt::format("--compare: '{}' is there twice", name));
+        }
+        runs.push_back(o);
+        runs.back().pipeline = name;
+    }
+    return runs;
+}
+/// The name of a file of one of several runs: "run/report.json" becomes "run/report-co2.json".
+[[nodiscard]] inline std::string file_of_run(const std::string& file, const std::string& pipeline) {
+    const std::filesystem::path path(file);
+    const std::string name = path.stem().string() + "-" + pipeline + path.extension().string();
+    return (path.parent_path() / name).string();
 }
 
 /// Fills what depends on other options and checks what spans options. `processes` is mpirun's, 0 without.

@@ -3,6 +3,7 @@
 // over ranks.
 #pragma once
 
+#include <cmath>         // isfinite
 #include <cstdint>       // counts
 #include <filesystem>    // folders
 #include <fstream>       // files
@@ -10,8 +11,9 @@
 #include <system_error>  // why a file could not be written
 #include <vector>        // folders made, sample
 
-#include <fmt/format.h>       // hash
-#include <nlohmann/json.hpp>  // report
+#include <fmt/format.h>                // hash
+#include <nlohmann/json.hpp>           // report
+#include <tutti/schedule/overlap.hpp>  // overlap_metrics
 
 #include "device.hpp"
 #include "levels_plot.hpp"
@@ -38,8 +40,11 @@ struct result {
     double step_median = 0;
     double compute_seconds = 0;
     double exposed_seconds = 0;
-    std::vector<std::uint16_t> sample;  // tokens that the trained model wrote
-    std::string trace;                  // Chrome trace of all ranks, the last 1000 steps
+    tutti::schedule::overlap_metrics overlap;  // means over ranks
+    std::vector<double> step_seconds;          // of every step, likewise
+    std::uint64_t peak_bytes = 0;              // maximum over ranks
+    std::vector<std::uint16_t> sample;         // tokens that the trained model wrote
+    std::string trace;                         // Chrome trace of all ranks, the last 1000 steps
 
     [[nodiscard]] double validation_loss() const { return validation.back().second; }
 };
@@ -52,6 +57,11 @@ struct result {
 /// Per second, all devices together.
 [[nodiscard]] inline double model_flops(const options& o, const result& r) {
     return flops_per_token(o.model, r.parameters) * tokens_of(o, r) / r.total_seconds;
+}
+
+/// null where nothing was measured.
+[[nodiscard]] inline nlohmann::ordered_json known(double figure) {
+    return std::isfinite(figure) ? nlohmann::ordered_json(figure) : nlohmann::ordered_json();
 }
 
 [[nodiscard]] inline nlohmann::ordered_json report_of(const options& o, const result& r) {
@@ -94,6 +104,7 @@ struct result {
         {"model_flops_per_second", model_flops(o, r)},
         {"model_flop_utilization", std::move(utilization)},
         {"wire_bytes_per_rank_per_step", r.wire_bytes_per_step},
+        {"peak_bytes_per_rank", r.peak_bytes},
         {"compression_ratio", std::move(ratio)},
         {"levels", std::move(levels)},
         {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
@@ -108,6 +119,17 @@ struct result {
           {"step_median", r.step_median},
           {"compute", r.compute_seconds},
           {"exposed_communication", r.exposed_seconds}}},
+        {"overlap",
+         {{"tau", r.overlap.period},
+          {"rounds", r.overlap.rounds},
+          {"t_step", known(r.overlap.step)},
+          {"t_round", known(r.overlap.round)},
+          {"t_all_reduce", known(r.overlap.communication)},
+          {"t_outer_update", known(r.overlap.outer)},
+          {"exposed", known(r.overlap.exposed)},
+          {"efficiency", known(r.overlap.efficiency())},
+          {"interference", known(r.overlap.interference())},
+          {"throughput_vs_no_communication", known(r.overlap.throughput())}}},
     };
 }
 
@@ -147,21 +169,22 @@ inline void claim_files(const options& o) {
     }
 }
 
+inline void write_text(const std::string& path, const std::string& text) {
+    write_whole(path, [&](std::ofstream& out) { out << text; });
+}
+
 inline void write_results(const options& o, const result& r) {
     const std::string title =
         fmt::format("{} on {} {} ({}): {:.0f} tokens/s", o.pipeline, o.ranks, o.ranks == 1 ? "rank" : "ranks",
                     o.backend, tokens_of(o, r) / r.total_seconds);
-    const auto write = [](const std::string& path, const std::string& text) {
-        write_whole(path, [&](std::ofstream& out) { out << text; });
-    };
-    write(o.trace, r.trace);
-    write(o.plot, loss_picture(title, r.training, r.validation, o.unit()));
+    write_text(o.trace, r.trace);
+    write_text(o.plot, loss_picture(title, r.training, r.validation, o.unit()));
     if (!o.levels_picture.empty()) {
-        write(o.levels_picture, levels_picture(fmt::format("{}, {}: levels by layer, {}", o.pipeline,
-                                                           o.family_of_levels(), level_unit(o.family_of_levels())),
-                                               r.tensors, r.levels, o.last_step()));
+        write_text(o.levels_picture, levels_picture(fmt::format("{}, {}: levels by layer, {}", o.pipeline,
+                                                                o.family_of_levels(), level_unit(o.family_of_levels())),
+                                                    r.tensors, r.levels, o.last_step()));
     }
-    write(o.report, report_of(o, r).dump(2) + "\n");  // last: where there is a report, there is all of it
+    write_text(o.report, report_of(o, r).dump(2) + "\n");  // last: where there is a report, there is all of it
 }
 
 }  // namespace transformer

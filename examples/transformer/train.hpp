@@ -7,6 +7,7 @@
 #include <cmath>        // pow
 #include <cstdint>      // tokens
 #include <memory>       // ledger
+#include <numeric>      // reduce
 #include <optional>     // checkpoints
 #include <stdexcept>    // a run that diverged
 #include <type_traits>  // is_same
@@ -268,6 +269,7 @@ template <class Device, class Comm>
     const auto steps_traced = trace.steps(world.rank());
     double exposed = 0;
     for (const auto& step : steps_traced) { exposed += step.exposed; }
+    r.overlap = strategy.overlap(trace, world.rank());
     if (const std::size_t lost = trace.dropped() + trace.pending(); lost != 0) {
         shown.note(fmt::format("{} spans are missing in the trace and in the exposed communication", lost));
     }
@@ -297,13 +299,20 @@ template <class Device, class Comm>
     for (std::size_t done = 0; done < losses.size(); ++done) {
         r.training.emplace_back(first_step + static_cast<int>(done) + 1, losses[done]);
     }
-    double total = 0;
-    for (const double s : step_seconds) { total += s; }
+    const double total = std::reduce(step_seconds.begin(), step_seconds.end());
     const auto seconds = mean({total, exposed, detail::median(step_seconds)});
     r.total_seconds = seconds[0];
     r.exposed_seconds = seconds[1];
     r.compute_seconds = seconds[0] - seconds[1];
     r.step_median = seconds[2];
+    const auto overlap =
+        mean({r.overlap.step, r.overlap.communication, r.overlap.exposed, r.overlap.outer, r.overlap.round});
+    r.overlap.step = overlap[0];
+    r.overlap.communication = overlap[1];
+    r.overlap.exposed = overlap[2];
+    r.overlap.outer = overlap[3];
+    r.overlap.round = overlap[4];
+    r.step_seconds = mean(std::move(step_seconds));
     std::uint64_t dense = 0;  // what this rank would send of gradients as they are
     for (const auto& bucket : strategy.plan().buckets) {
         tutti::comm::call as_is;
@@ -315,6 +324,12 @@ template <class Device, class Comm>
     for (const auto& record : world.gather_control({sent / losses.size(), dense, 0, 0})) {
         r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
         r.dense_bytes_per_step = std::max<std::uint64_t>(r.dense_bytes_per_step, record[1]);
+    }
+    const tutti::memory_account& used = queue.account();
+    const tutti::memory_account& used_by_model = net.account();
+    const std::size_t peak = used.peak() + (&used == &used_by_model ? 0 : used_by_model.peak());
+    for (const auto& record : world.gather_control({peak, 0, 0, 0})) {
+        r.peak_bytes = std::max<std::uint64_t>(r.peak_bytes, record[0]);
     }
     const std::size_t traced = std::min<std::size_t>(steps_traced.size(), 1000);  // a viewer takes no more
     const auto since = traced == 0 ? origin : steps_traced[steps_traced.size() - traced].begin;

@@ -184,6 +184,18 @@ void check_report(const nlohmann::json& r, int ranks, int steps, const std::stri
           doctest::Approx(total));
     CHECK(seconds.at("step_median").get<double>() > 0);
     CHECK(seconds.at("step_median").get<double>() < total);
+    const auto& overlap = r.at("overlap");
+    CHECK(overlap.at("tau") == 1);
+    CHECK(overlap.at("rounds") == steps - 1);
+    CHECK(overlap.at("exposed").get<double>() >= 0);
+    CHECK(overlap.at("t_round").get<double>() > 0);
+    CHECK(overlap.at("t_all_reduce").get<double>() >= 0);
+    CHECK(overlap.contains("efficiency"));
+    CHECK(overlap.contains("interference"));
+    CHECK(overlap.contains("throughput_vs_no_communication"));
+    // Values, gradients and two moments of each parameter at least; and not a hundred times that.
+    CHECK(r.at("peak_bytes_per_rank").get<std::uint64_t>() > 4 * 4 * parameters);
+    CHECK(r.at("peak_bytes_per_rank").get<std::uint64_t>() < 400 * 4 * parameters);
     CHECK(r.at("tokens_per_second").get<double>() == doctest::Approx(r.at("tokens").get<double>() / total));
 }
 
@@ -238,6 +250,42 @@ TEST_CASE("files go where they are told to; --quiet says nothing") {
     check_trace(nlohmann::json::parse(content_of(folder / "t.json")), 1, 6);
     CHECK(std::filesystem::exists(folder / "c/p.svg"));
     CHECK_FALSE(std::filesystem::exists(folder / "run"));
+}
+
+TEST_CASE("--compare trains one pipeline after the other; ends with a table, a report of all and a picture") {
+    scratch_folder folder;
+    const outcome o = run_program(with_text(folder),
+                                  quick + "--data text --ranks 2 --compare ddp,local-sgd,co2 --tau 2 --network 1Gbit");
+    REQUIRE(o.code == 0);
+    const auto all = report_in(folder).at("runs");
+    REQUIRE(all.size() == 3);
+    for (const char* const name : {"ddp", "local-sgd", "co2"}) {
+        const std::string report = fmt::format("run/report-{}.json", name);
+        CHECK(std::filesystem::exists(folder / fmt::format("run/trace-{}.json", name)));
+        CHECK(std::filesystem::exists(folder / fmt::format("run/loss-{}.svg", name)));
+        CHECK(o.out.find(fmt::format("\n{} ", name)) != std::string::npos);
+        CHECK(report_in(folder, report).at("pipeline") == name);
+    }
+    CHECK(all[2] == report_in(folder, "run/report-co2.json"));
+    CHECK(all[0].at("loss").at("first") == all[2].at("loss").at("first"));
+    CHECK(o.out.find("# pipeline") != std::string::npos);
+    CHECK(o.err.find("2 of 3: local-sgd") != std::string::npos);
+    const std::string picture = content_of(folder / "run/loss.svg");
+    CHECK(picture.starts_with("<svg"));
+    CHECK(picture.find("co2 (") != std::string::npos);
+    CHECK(picture.find("seconds in training steps") != std::string::npos);
+    CHECK(picture.find("2 ranks (threads) over 1Gbit, 6 steps of 12 sequences") != std::string::npos);
+    CHECK(files_in(folder) == 2 + 3 * 3 + 2);
+    // The same parameters as alone.
+    const outcome alone =
+        run_program(folder, quick + "--data text --ranks 2 --pipeline co2 --tau 2 --report one/r.json");
+    REQUIRE(alone.code == 0);
+    CHECK(report_in(folder, "one/r.json").at("parameter_hash") == all[2].at("parameter_hash"));
+    scratch_folder other;
+    const outcome refused = run_program(with_text(other), quick + "--data text --compare ddp,nothing");
+    CHECK(refused.code == 2);
+    CHECK(refused.err.find("--compare: 'nothing' is not one of local, ddp") != std::string::npos);
+    CHECK(files_in(other) == 1);
 }
 
 TEST_CASE("GPT-2 tokens: losses are per token, and the sample is numbers") {

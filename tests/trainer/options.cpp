@@ -90,6 +90,48 @@ TEST_CASE("momentum over rounds and the gap of a late average are checked") {
     CHECK(std::get<tutti::strategy::constant_gap>(parsed("--gap constant:2.5").staleness()).value == 2.5);
 }
 
+TEST_CASE("steps of a round are a number, or chosen") {
+    CHECK(parsed("").tau == 8);
+    CHECK_FALSE(parsed("").automatic_tau);
+    CHECK(parsed("--tau 24").tau == 24);
+    CHECK_FALSE(parsed("--tau 24").automatic_tau);
+    CHECK(parsed("--tau auto").automatic_tau);
+    CHECK(parsed("--tau auto").tau == 8);
+    CHECK(parsed("").synchronous_steps == 0);
+    CHECK(parsed("--sync-steps 300").synchronous_steps == 300);
+    for (const char* text : {"0", "-1", "8x", "automatic", "1.5", "100000001", "99999999999999999999"}) {
+        CAPTURE(text);
+        CLI::App app;
+        options o;
+        declare(app, o, "");
+        CHECK_THROWS_WITH_AS(app.parse(fmt::format("--tau {}", text)),
+                             fmt::format("--tau: '{}' is neither a number of steps nor auto", text).c_str(),
+                             CLI::ValidationError);
+    }
+}
+
+TEST_CASE("a comparison is a run for each of its pipelines, whose files carry its name") {
+    const auto runs = runs_of(parsed("--compare ddp,local-sgd,co2 --steps 7"));
+    REQUIRE(runs.size() == 3);
+    CHECK(runs[1].pipeline == "local-sgd");
+    for (const options& o : runs) { CHECK(o.steps == 7); }
+    CHECK(runs_of(parsed("--pipeline co2")).size() == 1);
+    CHECK(file_of_run("run/report.json", "co2") == "run/report-co2.json");
+    CHECK(file_of_run("trace", "ddp") == "trace-ddp");
+    CHECK(file_of_run("/a.b/c.d.svg", "ddp") == "/a.b/c.d-ddp.svg");
+    const auto refusal = [](const std::string& line) -> std::string {
+        try {
+            static_cast<void>(runs_of(parsed(line)));
+        } catch (const bad_input& e) { return e.what(); }
+        return {};
+    };
+    CHECK(refusal("--compare ddp,co2,ddp") == "--compare: 'ddp' is there twice");
+    CHECK(refusal("--compare ddp,co2 --save x") == "--save: is of one run; not together with --compare");
+    CHECK(refusal("--compare ddp,co2 --checkpoint x") == "--checkpoint: is of one run; not together with --compare");
+    CHECK(refusal("--compare ddp --levels-picture x") ==
+          "--levels-picture: is of one run; not together with --compare");
+}
+
 TEST_CASE("a stated network is bandwidth and latency, and for ranks on the CPU") {
     const auto refusal = [](const char* network, const char* device) -> std::string {
         auto o = parsed("");
@@ -101,8 +143,10 @@ TEST_CASE("a stated network is bandwidth and latency, and for ranks on the CPU")
         return {};
     };
     CHECK(refusal("1Gbit,50us", "cpu").empty());
-    CHECK(refusal("1Gbit", "cpu") == "--network: shaped_network: '1Gbit' has no comma between bandwidth and latency; "
-                                     "write bandwidth,latency such as 1Gbit,50us");
+    CHECK(refusal("1Gbit", "cpu").empty());
+    CHECK(refusal("50us", "cpu") ==
+          "--network: shaped_network: '50us' has '50us' for a bandwidth, whose unit is not one "
+          "of bit Kbit Mbit Gbit B KB MB GB; write bandwidth,latency such as 1Gbit,50us");
     CHECK(refusal("1Gbit,50us", "cuda") == "--network: only ranks on the CPU pretend to have another network");
     CHECK(stated_link("8Mbit,2ms").bytes_per_second == 1e6);
     CHECK(stated_link("8Mbit,2ms").latency_seconds == 2e-3);

@@ -170,6 +170,44 @@ TEST_CASE("replicas that meet now and then send less, learn, and end equal, the 
     CHECK(with(0.2, "elementwise") != with(0.2, "none"));
 }
 
+TEST_CASE("synchronous steps are those of ddp, and behind them come rounds") {
+    const auto text = some_text(64);
+    auto o = small_run("ddp", 4, 12);
+    o.tau = 4;
+    const auto ddp = train_on_threads<float>(o, text);
+    for (const char* pipeline : {"local-sgd", "slowmo", "co2", "diloco"}) {
+        CAPTURE(pipeline);
+        o.pipeline = pipeline;
+        o.synchronous_steps = 12;
+        const auto all = train_on_threads<float>(o, text);
+        CHECK(all.parameter_hash == ddp.parameter_hash);
+        CHECK(all.training == ddp.training);
+        CHECK(all.overlap.rounds == 0);
+        o.synchronous_steps = 4;
+        const auto some = train_on_threads<float>(o, text);
+        CHECK(some.parameter_hash != ddp.parameter_hash);
+        // The loss of a step is that of the parameters before it.
+        for (std::size_t i = 0; i <= 4; ++i) { CHECK(some.training[i] == ddp.training[i]); }
+        CHECK(some.training[5] != ddp.training[5]);
+        CHECK(some.overlap.period == 4);
+        CHECK(some.overlap.rounds == 1);  // of two the first is left out
+    }
+    o.pipeline = "co2-zero";
+    o.synchronous_steps = 12;
+    CHECK(distance(train_on_threads<float>(o, text), ddp) < 1e-5);
+}
+
+TEST_CASE("a chosen number of steps is at most what hides the average") {
+    const auto text = some_text(64);
+    auto o = small_run("co2", 2, 20);
+    o.tau = 2;
+    o.automatic_tau = true;
+    CHECK(train_on_threads<float>(o, text).overlap.period >= 1);
+    o.network = "40Mbit";  // an average takes 0.64 s
+    o.steps = 12;
+    CHECK(train_on_threads<float>(o, text).overlap.period > 3);
+}
+
 TEST_CASE("what backward computes again changes no bit") {
     const auto text = some_text(64);
     auto o = small_run("ddp", 2, 5);

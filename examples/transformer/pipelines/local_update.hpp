@@ -20,6 +20,14 @@
 
 namespace transformer::pipelines {
 
+/// What all of them may be told.
+[[nodiscard]] inline tutti::strategy::local_update_rule with_options(tutti::strategy::local_update_rule rule,
+                                                                     const options& o) {
+    rule.synchronous_steps = static_cast<std::size_t>(o.synchronous_steps);
+    if (o.automatic_tau) { rule.automatic.emplace(); }
+    return rule;
+}
+
 /// Replicas of one rank each, under the rule that Method makes of the options. One type for all methods.
 template <class Method> struct local_updates {
     static constexpr bool single_rank = false;
@@ -32,7 +40,7 @@ template <class Method> struct local_updates {
     template <class T, class Comm>
     [[nodiscard]] static strategy<T, Comm> make(Comm comm, const options& o, tutti::schedule::timeline* trace) {
         replica<T, Comm> own(tutti::comm::self<tutti::queue_of<Comm>>(comm.queue()), o.optimizer(), {});
-        return strategy<T, Comm>(std::move(comm), std::move(own), Method::rule(o), {.trace = trace});
+        return strategy<T, Comm>(std::move(comm), std::move(own), with_options(Method::rule(o), o), {.trace = trace});
     }
 };
 
@@ -91,7 +99,7 @@ struct co2_zero {
         how.trace_rank = comm.rank();
         how.trace_steps = false;
         replica<T, Comm> own(*std::move(inside), o.optimizer(), how);
-        return strategy<T, Comm>(*std::move(across), std::move(own), co2::rule(o),
+        return strategy<T, Comm>(*std::move(across), std::move(own), with_options(co2::rule(o), o),
                                  {.trace = trace, .trace_rank = comm.rank()});
     }
 };
