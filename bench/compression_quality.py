@@ -11,25 +11,15 @@ in the logarithm of the bytes. Runs that are in the report already are not repea
 The picture needs matplotlib (pip install matplotlib). With --draw nothing is run.
 """
 import argparse
-import concurrent.futures
-import datetime
-import json
 import math
-import os
-import pathlib
-import statistics
-import subprocess
-import sys
-import tempfile
+
+import quality_runs
+from quality_runs import mean
 
 FAMILIES = {"quantize": ("ddp-4bit", "--bits", "bits"), "topk": ("ddp-topk", "--density", "kept"),
             "powersgd": ("ddp-powersgd", "--rank", "rank")}
 UNIFORM = {"quantize": (2, 3, 4, 8), "topk": (0.003, 0.005, 0.01, 0.1), "powersgd": (2, 4, 8, 16)}
 SELECTED = {"quantize": (4,), "topk": (0.01,), "powersgd": (8,)}
-
-
-class Failure(Exception):
-    """Its text says what to do."""
 
 
 def plan_of(o):
@@ -46,54 +36,6 @@ def plan_of(o):
     return plan
 
 
-def train(o, options, seed):
-    """One run of the trainer: its validation loss and what it sent."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = os.path.join(folder, "report.json")
-        line = [o.trainer, *options, "--ranks", "4", "--steps", str(o.steps), "--eval-every", str(o.steps), "--data",
-                o.data, "--seed", str(seed), "--quiet", "--report", report]
-        # Ranks are threads, and each calls BLAS.
-        done = subprocess.run(line, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}, capture_output=True, text=True)
-        if done.returncode != 0:
-            raise Failure(f"{' '.join(line)}: ended with status {done.returncode}: {done.stderr[-2000:]}")
-        with open(report, encoding="utf-8") as file:
-            r = json.load(file)
-    return {"seed": seed, "validation_loss": r["loss"]["validation"], "compression_ratio": r["compression_ratio"],
-            "bytes_per_step": r["wire_bytes_per_rank_per_step"], "levels": r.get("levels")}
-
-
-def run_all(o, report):
-    """Fills in the runs that the report lacks, and keeps it after each of them."""
-    plan = plan_of(o)
-    missing = []
-    for name, options in plan.items():
-        entry = report["runs"].setdefault(name, {"options": options, "seeds": []})
-        have = {r["seed"] for r in entry["seeds"]}
-        missing += [(name, options, seed) for seed in range(1, o.seeds + 1) if seed not in have]
-    with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
-        running = {pool.submit(train, o, options, seed): name for name, options, seed in missing}
-        try:
-            for count, future in enumerate(concurrent.futures.as_completed(running), 1):
-                row, name = future.result(), running[future]
-                report["runs"][name]["seeds"] = sorted(report["runs"][name]["seeds"] + [row], key=lambda r: r["seed"])
-                print(f"{count}/{len(missing)} {name}, seed {row['seed']}: {row['validation_loss']:.4f}", flush=True)
-                keep(o, report)
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
-
-
-def keep(o, report):
-    path = pathlib.Path(o.json)
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    scratch.replace(path)
-
-
-def mean(entry, field):
-    return statistics.mean(r[field] for r in entry["seeds"])
-
-
 def at_bytes(uniform, wanted):
     """The loss of uniform levels at so many bytes, between its neighbors; None outside of them."""
     points = sorted((mean(e, "bytes_per_step"), mean(e, "validation_loss")) for e in uniform)
@@ -105,7 +47,7 @@ def at_bytes(uniform, wanted):
 
 def summarize(report):
     """The table that the bars are read from."""
-    runs = {name: entry for name, entry in report["runs"].items() if entry["seeds"]}
+    runs = quality_runs.finished(report)
     plain = mean(runs["ddp"], "validation_loss")
     print(f"\n{'':<40} {'loss':>8} {'of ddp':>8} {'ratio':>8} {'of uniform: loss':>17} {'ratio':>8}"
           f" {'at equal bytes':>15}")
@@ -126,17 +68,12 @@ def summarize(report):
 
 
 def draw(report, path):
-    try:
-        import matplotlib
-    except ImportError:
-        raise Failure("--picture: needs matplotlib (pip install matplotlib)") from None
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.fonttype"] = "none"  # text stays text
-    from matplotlib import pyplot, ticker
-    runs = {name: entry for name, entry in report["runs"].items() if entry["seeds"]}
+    plots = quality_runs.pyplot()
+    from matplotlib import ticker
+    runs = quality_runs.finished(report)
     families = [f for f in FAMILIES if any(n.startswith(f + " ") for n in runs)]
     plain = runs["ddp"]
-    figure, axes = pyplot.subplots(1, len(families), figsize=(4.6 * len(families), 5), squeeze=False)
+    figure, axes = plots.subplots(1, len(families), figsize=(4.6 * len(families), 5), squeeze=False)
     for axis, family in zip(axes[0], families):
         axis.axhline(mean(plain, "validation_loss"), color="0.6", linewidth=1, label="ddp, uncompressed")
         uniform = sorted((e for n, e in runs.items() if n.startswith(family + " ") and " from " not in n),
@@ -172,41 +109,19 @@ def draw(report, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trainer", metavar="PATH", help="examples/transformer's program")
-    parser.add_argument("--data", metavar="PATH", help="text to train on")
+    quality_runs.add_arguments(parser, steps=2000)
     parser.add_argument("--families", nargs="+", choices=list(FAMILIES), default=list(FAMILIES))
     parser.add_argument("--policies", nargs="+", metavar="OPTIONS", default=[""],
                         help="of ddp-lgreco, each a word: '--error-sum squares'; default: its own")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time; each has four threads")
-    parser.add_argument("-J", "--json", metavar="PATH", required=True, help="the report: read, added to and written")
     parser.add_argument("--picture", metavar="PATH", help="SVG of loss against bytes")
-    parser.add_argument("--draw", action="store_true", help="run nothing")
     o = parser.parse_args()
-    try:
-        if min(o.seeds, o.steps, o.jobs) < 1:
-            raise Failure("--seeds, --steps and --jobs are at least 1")
-        report = {"bench": "compression_quality", "steps": o.steps, "runs": {}}
-        if os.path.exists(o.json):
-            with open(o.json, encoding="utf-8") as file:
-                report = json.load(file)
-            if report["steps"] != o.steps:
-                raise Failure(f"{o.json}: is of {report['steps']} steps, not {o.steps}")
-        elif o.draw:
-            raise Failure(f"{o.json}: there is nothing to draw")
-        if not o.draw:
-            if o.trainer is None or o.data is None:
-                raise Failure("--trainer and --data are needed to run")
-            now = datetime.datetime.now(datetime.timezone.utc)
-            report["environment"] = {"date": now.strftime("%Y-%m-%dT%H:%M:%SZ"), "command": " ".join(sys.argv)}
-            run_all(o, report)
+
+    def conclude(report):
         summarize(report)
-        keep(o, report)
         if o.picture:
             draw(report, o.picture)
-    except (Failure, OSError, ValueError, KeyError) as e:
-        sys.exit(f"compression_quality.py: {e!r}" if isinstance(e, KeyError) else f"compression_quality.py: {e}")
+
+    quality_runs.main(o, "compression_quality", plan_of(o), conclude)
 
 
 if __name__ == "__main__":
