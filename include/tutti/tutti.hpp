@@ -43,6 +43,7 @@
 // schedule: lanes, tickets, buckets, timelines and their spans
 #include <tutti/schedule/bucket.hpp>
 #include <tutti/schedule/lane.hpp>
+#include <tutti/schedule/overlap.hpp>
 #include <tutti/schedule/span.hpp>
 #include <tutti/schedule/ticket.hpp>
 #include <tutti/schedule/timeline.hpp>
