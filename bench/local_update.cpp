@@ -1,11 +1,12 @@
 // What rounds of local steps hide: replicas that sleep while they compute a step, over a network of stated bandwidth.
 // The mean of a round takes a given part of the round's computing; CO2 sends it beside the next round, local SGD while
 // everyone waits. Rows: hidden and awaited means, the setting of the CO2 paper, and the period that is chosen by itself.
-#include <chrono>  // a step
-#include <cmath>   // ceil
-#include <mutex>   // results of ranks
-#include <thread>  // sleep_for
-#include <vector>  // parameters
+#include <algorithm>  // max
+#include <chrono>     // a step
+#include <cmath>      // ceil
+#include <mutex>      // results of ranks
+#include <thread>     // sleep_for
+#include <vector>     // parameters
 
 #include <tutti/comm/self.hpp>
 #include <tutti/comm/shaped.hpp>
@@ -90,24 +91,18 @@ double step_seconds() {
 }
 
 // Arguments: steps of a round, and what its mean takes in percent of them.
-void hidden_mean(benchmark::State& state) {
+void mean_of_a_round(benchmark::State& state, bool hidden) {
     const auto period = static_cast<std::size_t>(state.range(0));
     const double part = static_cast<double>(state.range(1)) / 100 * static_cast<double>(period);
+    const auto rule =
+        hidden ? strategy::co2_method{.period = period}.rule() : strategy::local_sgd_method{.period = period}.rule();
     for (auto _ : state) {
-        const auto m =
-            run(strategy::co2_method{.period = period}.rule(), part * step_seconds(), static_cast<int>(period) * 10);
-        report(state, m, throughput_of(static_cast<double>(period), part, true));
+        const auto m = run(rule, part * step_seconds(), static_cast<int>(period) * 10);
+        report(state, m, throughput_of(static_cast<double>(period), part, hidden));
     }
 }
-void awaited_mean(benchmark::State& state) {
-    const auto period = static_cast<std::size_t>(state.range(0));
-    const double part = static_cast<double>(state.range(1)) / 100 * static_cast<double>(period);
-    for (auto _ : state) {
-        const auto m = run(strategy::local_sgd_method{.period = period}.rule(), part * step_seconds(),
-                           static_cast<int>(period) * 10);
-        report(state, m, throughput_of(static_cast<double>(period), part, false));
-    }
-}
+void hidden_mean(benchmark::State& state) { mean_of_a_round(state, true); }
+void awaited_mean(benchmark::State& state) { mean_of_a_round(state, false); }
 
 // The paper's 128 GPUs at 80 Gbit/s, as far as its tables tell: a mean takes as long as 13.95 steps. Argument: steps of
 // a round; 1: everyone waits for a mean in every step.

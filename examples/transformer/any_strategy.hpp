@@ -25,8 +25,8 @@ namespace transformer {
 ///
 /// Semantics  the calls are the strategy's own. `levels`: of compression, by parameter, 0 for one that is sent as it
 ///            is; none where gradients are not compressed. `overlap`: what communication cost by rounds, or steps where
-///            there are none, as `trace` has it, which the strategy was made with. `collect`, after finish: the trainer's values are those of
-///            the model, also where ranks share them. Collective.
+///            there are none, as `trace` has it, which the strategy was made with. `collect`, after finish: the
+///            trainer's values are those of the model, also where ranks share them. Collective.
 /// Cost       an indirect call each.
 template <class T, tutti::queue Q> class any_strategy {
 public:

@@ -132,7 +132,8 @@ template <class Comm> [[nodiscard]] std::vector<std::string> gather_texts(Comm& 
 ///              the traces' time zero. Spans of the trace lie where the work ran: on a GPU, between marks on its
 ///              streams.
 /// Determinism  --ranks and --micro-batch change losses only through rounding.
-/// Errors       bad_input when there is nothing to resume; runtime_error when a gradient is not finite; mismatch_error when ranks end with different parameters.
+/// Errors       bad_input when there is nothing to resume; runtime_error when a gradient is not finite; mismatch_error
+///              when ranks end with different parameters.
 template <class Device, class Comm>
 [[nodiscard]] result train(Comm& world, Device& device, const options& o, const corpus& text, tutti::deadline origin) {
     using Math = typename Device::math;
@@ -321,15 +322,13 @@ template <class Device, class Comm>
         as_is.in_count = bucket.size;
         dense += tutti::comm::wire_bytes(as_is, world.rank(), world.size());
     }
-    for (const auto& record : world.gather_control({sent / losses.size(), dense, 0, 0})) {
-        r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
-        r.dense_bytes_per_step = std::max<std::uint64_t>(r.dense_bytes_per_step, record[1]);
-    }
     const tutti::memory_account& used = queue.account();
     const tutti::memory_account& used_by_model = net.account();
     const std::size_t peak = used.peak() + (&used == &used_by_model ? 0 : used_by_model.peak());
-    for (const auto& record : world.gather_control({peak, 0, 0, 0})) {
-        r.peak_bytes = std::max<std::uint64_t>(r.peak_bytes, record[0]);
+    for (const auto& record : world.gather_control({sent / losses.size(), dense, peak, 0})) {
+        r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
+        r.dense_bytes_per_step = std::max<std::uint64_t>(r.dense_bytes_per_step, record[1]);
+        r.peak_bytes = std::max<std::uint64_t>(r.peak_bytes, record[2]);
     }
     const std::size_t traced = std::min<std::size_t>(steps_traced.size(), 1000);  // a viewer takes no more
     const auto since = traced == 0 ? origin : steps_traced[steps_traced.size() - traced].begin;

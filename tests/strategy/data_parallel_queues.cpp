@@ -179,7 +179,7 @@ TEST_CASE("on a stream a step begins and ends where the stream is, and its colle
     CHECK(steps[0].exposed > 0);
     double work = 0;
     for (const auto& total : trace.totals(0)) {
-        if (total.kind == schedule::span_kind::work) { work += total.seconds; }
+        if (total.kind == schedule::span_kind::communication) { work += total.seconds; }
     }
     CHECK(work > 0);
     CHECK(work < steps[0].seconds);

@@ -162,7 +162,7 @@ TEST_CASE("lanes launch buckets in plan order on every rank, and the trace shows
     const auto document = nlohmann::json::parse(trace.chrome_trace());
     std::map<int, std::vector<std::string>> launches;
     for (const auto& e : document.at("traceEvents")) {
-        if (e.at("ph") == "X" && e.at("cat") == "work") { launches[e.at("pid")].push_back(e.at("name")); }
+        if (e.at("ph") == "X" && e.at("cat") == "communication") { launches[e.at("pid")].push_back(e.at("name")); }
     }
     REQUIRE(launches.size() == n);
     std::vector<std::string> expected;

@@ -100,6 +100,18 @@ template <class S> void restore(S& s, const saved_state& saved) {
     s.restored();
 }
 
+/// From step `first` on the rank has the values of a run of one sample a rank and step, to its end.
+template <class S> void expect_goes_on(S& s, const toy<float>& t, int rank, int first, const trajectory& all) {
+    const auto me = static_cast<std::size_t>(rank);
+    const int n = static_cast<int>(all[0].size());
+    for (int k = first; k < static_cast<int>(all.size()) - 1; ++k) {
+        train(s, rank, n, {.steps = 1, .batch = static_cast<std::uint64_t>(n), .first_step = k});
+        REQUIRE(same_bytes(t.values(), all[std::size_t(k)][me]));
+    }
+    s.finish();
+    CHECK(same_bytes(t.values(), all.back()[me]));
+}
+
 }  // namespace
 
 TEST_CASE("synchronous steps are those of data parallelism, bit by bit, clipped and accumulated alike") {
@@ -138,26 +150,16 @@ TEST_CASE("the first round begins where the synchronous steps end") {
         threads::launch(n, [&](threads& world) {
             const auto me = std::size_t(world.rank());
             toy<float> t;
-            local<adamw> inner(self{});
-            // The engine's attach broadcasts rank 0's values, which are everyone's: the moments come from the state.
-            engine<> s(world.duplicate("across"), std::move(inner), plain);
-            toy<float> u;
             {
-                local<adamw> other(self{});
-                other.attach(u.parameters);
-                restore(other, start[me]);
+                local<adamw> before_the_rounds(self{});
+                before_the_rounds.attach(t.parameters);
+                restore(before_the_rounds, start[me]);
             }
-            for (std::size_t i = 0; i < t.parameters.size(); ++i) {
-                std::copy(u.parameters[i].value.begin(), u.parameters[i].value.end(), t.parameters[i].value.begin());
-            }
+            // attach broadcasts rank 0's values, which are everyone's; the moments come from the state.
+            engine<> s(world.duplicate("across"), local<adamw>(self{}), plain);
             s.attach(t.parameters);
             restore(s.inner(), start[me]);
-            for (int k = before; k < r.steps; ++k) {
-                train(s, world.rank(), n, {.steps = 1, .batch = n, .first_step = k});
-                REQUIRE(same_bytes(t.values(), is[std::size_t(k)][me]));
-            }
-            s.finish();
-            CHECK(same_bytes(t.values(), is.back()[me]));
+            expect_goes_on(s, t, world.rank(), before, is);
         });
     }
 }
@@ -221,12 +223,7 @@ TEST_CASE("a consensus in the synchronous steps is what replicas have, and a run
                 s.attach(t.parameters);
                 train(s, world.rank(), n, {.steps = cut * 2 % 7, .batch = n});
                 restore(s, saved);
-                for (int k = cut; k < steps; ++k) {
-                    train(s, world.rank(), n, {.steps = 1, .batch = n, .first_step = k});
-                    REQUIRE(same_bytes(t.values(), straight[std::size_t(k)][me]));
-                }
-                s.finish();
-                CHECK(same_bytes(t.values(), straight.back()[me]));
+                expect_goes_on(s, t, world.rank(), cut, straight);
             });
         }
     }
@@ -234,7 +231,6 @@ TEST_CASE("a consensus in the synchronous steps is what replicas have, and a run
 
 TEST_CASE("16-bit values: synchronous steps average them as data parallelism does") {
     constexpr int n = 2;
-    std::vector<std::vector<bfloat16>> of_ddp(n);
     threads::launch(n, [&](threads& world) {
         toy<bfloat16> t, u;
         data_parallel<threads, adamw, bfloat16> ddp(world.duplicate("dp"));

@@ -34,7 +34,7 @@ std::string trace(tutti::deadline start = tutti::clock_type::now()) {
             const auto at = [&](std::chrono::microseconds time) { return start + step * 10ms + rank * 100us + time; };
             t.add(main, "forward & so on", span_kind::work, at(0ms), at(3ms));
             t.add(main, "backward", span_kind::work, at(3ms), at(8ms));
-            t.add(lane, "all_reduce", span_kind::work, at(5ms), at(9ms));
+            t.add(lane, "all_reduce", span_kind::communication, at(5ms), at(9ms));
             t.add(main, "all_reduce", span_kind::wait, at(8ms), at(9ms));
             t.add(steps, "step", span_kind::step, at(0ms), at(10ms));
         }

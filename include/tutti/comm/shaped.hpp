@@ -33,8 +33,8 @@ public:
     explicit shaped_network(link l) : flat_(l) { static_cast<void>(topology::uniform(1, 1, {}, l)); }  // checks l
     explicit shaped_network(topology t) : levels_(std::move(t)) {}
 
-    /// From "1Gbit,50us": bandwidth per second and latency; or "1Gbit", which has none. Units are decimal: bit Kbit Mbit Gbit B KB MB GB, and
-    /// ns us ms s.
+    /// From "1Gbit,50us": bandwidth per second and latency; or "1Gbit", which has none. Units are decimal: bit Kbit Mbit
+    /// Gbit B KB MB GB, and ns us ms s.
     /// Errors  usage_error that names the bad part and gives an example.
     [[nodiscard]] static shaped_network parse(std::string_view text) {
         const std::size_t comma = text.find(',');

@@ -7,7 +7,7 @@
 #include <cmath>      // ceil
 #include <cstddef>    // size_t
 #include <iterator>   // prev
-#include <limits>     // what is not known
+#include <limits>     // what is not measured
 #include <set>        // names
 #include <string>     // names
 #include <utility>    // move
@@ -23,17 +23,20 @@ namespace tutti::schedule {
 /// Name of spans that bring replicas together, other than waiting for communication.
 inline constexpr const char* outer_update_span = "outer update";
 
+/// In place of a figure.
+inline constexpr double not_measured = std::numeric_limits<double>::quiet_NaN();
+
 /// Means over the rounds of one rank.
 ///
-/// Units  seconds; NaN where nothing was measured.
+/// Units  seconds; not_measured, a NaN, where there was nothing to measure.
 struct overlap_metrics {
-    std::size_t period = 1;                                  ///< steps of a round
-    std::size_t rounds = 0;                                  ///< measured; 0: nothing was
-    double step = std::numeric_limits<double>::quiet_NaN();  ///< of a step with no communication beside it: median
-    double communication = std::numeric_limits<double>::quiet_NaN();  ///< that lanes took in a round
-    double exposed = std::numeric_limits<double>::quiet_NaN();        ///< that steps of a round waited for them
-    double outer = std::numeric_limits<double>::quiet_NaN();  ///< that steps of a round took to bring replicas together
-    double round = std::numeric_limits<double>::quiet_NaN();  ///< that its steps took
+    std::size_t period = 1;               ///< steps of a round
+    std::size_t rounds = 0;               ///< measured; 0: nothing was
+    double step = not_measured;           ///< of a step with no communication beside it: median
+    double communication = not_measured;  ///< that lanes took in a round
+    double exposed = not_measured;        ///< that steps of a round waited for them
+    double outer = not_measured;          ///< that steps of a round took to bring replicas together
+    double round = not_measured;          ///< that its steps took
 
     /// Part of the communication that nobody waited for.
     [[nodiscard]] double efficiency() const noexcept { return 1 - exposed / communication; }
@@ -50,15 +53,15 @@ private:
 
 /// Which steps of a timeline to measure, and how.
 struct overlap_question {
-    std::size_t period = 1;  ///< steps of a round
-    std::size_t skip = 0;    ///< steps in the beginning that belong to no round
-    std::string lane{};      ///< whose communication is meant: the name of its communicator; empty: all lanes
-    double step = std::numeric_limits<double>::quiet_NaN();  ///< without communication, if that is known
+    std::size_t period = 1;      ///< steps of a round
+    std::size_t skip = 0;        ///< steps in the beginning that belong to no round
+    std::string lane{};          ///< whose communication is meant: the name of its communicator; empty: all lanes
+    double step = not_measured;  ///< without communication, if that is known
 };
 
 namespace detail {
 
-/// Median of the steps that have none of this communication beside them; NaN: there are none.
+/// Median of the steps that have none of this communication beside them.
 [[nodiscard]] inline double quiet_step(const std::vector<step_total>& steps, std::vector<timed_span> communication) {
     std::sort(communication.begin(), communication.end(),
               [](const timed_span& a, const timed_span& b) { return a.begin < b.begin; });
@@ -69,7 +72,7 @@ namespace detail {
         for (; next != communication.end() && next->begin < s.end; ++next) { last = std::max(last, next->end); }
         if (last <= s.begin) { quiet.push_back(s.seconds); }
     }
-    if (quiet.empty()) { return std::numeric_limits<double>::quiet_NaN(); }
+    if (quiet.empty()) { return not_measured; }
     const auto middle = quiet.begin() + static_cast<std::ptrdiff_t>(quiet.size() / 2);
     std::nth_element(quiet.begin(), middle, quiet.end());
     return *middle;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>     // isfinite
+#include <concepts>  // invocable
 #include <cstdint>   // steps
 #include <optional>  // optimizer state exists from attach on; a seed
 #include <span>      // state
@@ -179,7 +180,7 @@ public:
     /// Averages, clips and applies the gradients to owned(), and leaves the values as they are: between this and
     /// publish() an outer strategy may change owned(). Errors: as step.
     step_result update(hyper h) {
-        return advance(h, {}, [](view<T, M>) {});
+        return update(h, [](view<T, M>) {});
     }
     /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned().
     template <std::invocable<view<T, M>> Change> step_result update(hyper h, Change change) {

@@ -462,7 +462,7 @@ private:
     schedule::timeline::track step_track_ = 0, outer_track_ = 0;
     std::size_t traced_ = 0, traced_before_ = 0;  // steps; those before the rounds of the period in use
     std::size_t measured_ = 0;                    // rounds
-    double quiet_step_ = std::numeric_limits<double>::quiet_NaN();  // as measured for an automatic period
+    double quiet_step_ = schedule::not_measured;  // as measured for an automatic period
     schedule::moment<Q> step_begin_{};
     std::unique_ptr<outer_type> outer_;
     std::vector<state_entry<M>> state_;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cmath>        // isfinite
+#include <concepts>     // invocable
 #include <cstdint>      // steps
 #include <memory>       // plan shared with work in flight
 #include <optional>     // what exists from attach on
