@@ -94,18 +94,22 @@ struct outer_reference {
 /// All replicas of a run, one after the other.
 template <class Optimizer = optimize::sgd> class sequential {
     using inner = strategy::local<Optimizer>;
+    /// Elements [first, last), whose rounds end together.
+    struct part {
+        std::size_t first, last, in_round;
+        std::vector<outer_reference> outer{};  // one, or one a replica where they differ
+        // History: by round, the common anchor where it began and what replicas had in its end.
+        std::vector<vec> anchors{};
+        std::vector<std::vector<vec>> ends{};
+        std::vector<std::vector<vec>> began{};  // by round and replica
+    };
     strategy::local_update_rule rule_;
     recipe how_;
     int ranks_;
     std::vector<std::unique_ptr<toy<float>>> toys_;
     std::vector<std::unique_ptr<inner>> all_;
-    std::vector<outer_reference> outer_;  // one, or one a replica where they differ
-    // History: by round, the common anchor where it began and what replicas had in its end.
-    std::vector<vec> anchors_;
-    std::vector<std::vector<vec>> ends_;
-    std::vector<std::vector<vec>> began_;  // by round and replica
-    std::size_t in_round_ = 0;
-    double lr_ = 0;
+    std::vector<part> parts_;
+    double lr_ = 0, gap_ = 1;
     int step_ = 0;
 
 public:
@@ -115,10 +119,19 @@ public:
             toys_.push_back(std::make_unique<toy<float>>());
             all_.push_back(std::make_unique<inner>(comm::self<host_queue>{}, optimizer));
             all_.back()->attach(toys_.back()->parameters);
-            outer_.push_back({rule, {}, {}, {}});
         }
-        anchors_.push_back(toys_[0]->values());
-        began_.emplace_back(ranks, toys_[0]->values());
+        // Where fragments of the toy end: tensors end at 5, 69, 70, 103, 303, 310, 310, 439, 451.
+        const std::vector<std::vector<std::size_t>> cuts_of{{}, {0, 451}, {0, 303, 451}, {0, 103, 303, 451}};
+        const std::vector<std::size_t>& cuts = cuts_of.at(rule.fragments);
+        for (std::size_t f = 1; f < cuts.size(); ++f) {
+            // As if a part of the first round had been made already.
+            const std::size_t ahead = rule.period - f * rule.period / (cuts.size() - 1);
+            part p{cuts[f - 1], cuts[f], ahead};
+            for (int g = 0; g < ranks; ++g) { p.outer.push_back({rule, {}, {}, {}}); }
+            p.anchors.push_back(values(p)[0]);
+            p.began.push_back(values(p));
+            parts_.push_back(std::move(p));
+        }
     }
 
     [[nodiscard]] std::vector<vec> values() const {
@@ -126,8 +139,22 @@ public:
         for (const auto& t : toys_) { all.push_back(t->values()); }
         return all;
     }
-    [[nodiscard]] const outer_reference& outer() const { return outer_[0]; }
-    [[nodiscard]] const vec& anchor() const { return anchors_.back(); }
+    /// That the last mean was divided by.
+    [[nodiscard]] double gap() const { return gap_; }
+    [[nodiscard]] vec momentum() const {
+        vec all;
+        for (const part& p : parts_) {
+            const vec zero(p.last - p.first);
+            const vec& m = p.outer[0].m.empty() ? zero : p.outer[0].m;
+            all.insert(all.end(), m.begin(), m.end());
+        }
+        return all;
+    }
+    [[nodiscard]] vec anchor() const {
+        vec all;
+        for (const part& p : parts_) { all.insert(all.end(), p.anchors.back().begin(), p.anchors.back().end()); }
+        return all;
+    }
 
     void step() {
         recipe one = how_;
@@ -136,99 +163,114 @@ public:
         for (int g = 0; g < ranks_; ++g) { train(*all_[static_cast<std::size_t>(g)], g, ranks_, one); }
         lr_ = how_.learning_rate / (1 + step_);
         ++step_;
-        if (++in_round_ == rule_.period) { end_round(); }
+        for (part& p : parts_) {
+            if (++p.in_round != rule_.period) { continue; }
+            end_round(p);
+            gap_ = p.outer[0].gap;
+        }
     }
 
     void finish() {
-        using enum strategy::round_merge;
-        if (in_round_ != 0 && rule_.has_outer()) { end_round(); }
-        if (rule_.merge == anchor || rule_.merge == interpolation) {
-            vec x = anchors_.back();
-            if (rule_.delay == 1 && !ends_.empty()) { outer_[0].update(x, difference(ends_.size() - 1), lr_); }
-            if (rule_.takes_mean()) { return; }
-            anchors_.back() = x;
-            set(std::vector<vec>(static_cast<std::size_t>(ranks_), x));
-            return;
-        }
-        if (rule_.merge == eager && !ends_.empty()) { eager_end(); }
-        set(std::vector<vec>(static_cast<std::size_t>(ranks_), mean_over(values())));
+        for (part& p : parts_) { finish(p); }
     }
 
 private:
-    void set(const std::vector<vec>& x) {
+    void finish(part& p) {
+        using enum strategy::round_merge;
+        if (p.in_round != 0 && step_ != 0 && rule_.has_outer()) { end_round(p); }
+        if (rule_.merge == anchor || rule_.merge == interpolation) {
+            vec x = p.anchors.back();
+            if (rule_.delay == 1 && !p.ends.empty()) { p.outer[0].update(x, difference(p, p.ends.size() - 1), lr_); }
+            if (rule_.takes_mean()) { return; }
+            p.anchors.back() = x;
+            set(p, std::vector<vec>(static_cast<std::size_t>(ranks_), x));
+            return;
+        }
+        if (rule_.merge == eager && !p.ends.empty()) { eager_end(p); }
+        set(p, std::vector<vec>(static_cast<std::size_t>(ranks_), mean_over(values(p))));
+    }
+    [[nodiscard]] std::vector<vec> values(const part& p) const {
+        std::vector<vec> all;
+        for (const vec& x : values()) {
+            all.emplace_back(x.begin() + static_cast<std::ptrdiff_t>(p.first),
+                             x.begin() + static_cast<std::ptrdiff_t>(p.last));
+        }
+        return all;
+    }
+    void set(const part& p, const std::vector<vec>& x) {
         for (std::size_t g = 0; g < x.size(); ++g) {
-            std::copy(x[g].begin(), x[g].end(), all_[g]->owned().begin());
+            std::copy(x[g].begin(), x[g].end(), all_[g]->owned().begin() + static_cast<std::ptrdiff_t>(p.first));
             all_[g]->publish();
         }
     }
     /// Mean pseudo-gradient of round t.
-    vec difference(std::size_t t) const {
-        if (rule_.payload == strategy::round_payload::parameters) { return minus(anchors_[t], mean_over(ends_[t])); }
+    vec difference(const part& p, std::size_t t) const {
+        if (rule_.payload == strategy::round_payload::parameters) { return minus(p.anchors[t], mean_over(p.ends[t])); }
         std::vector<vec> d;
-        for (const vec& x : ends_[t]) { d.push_back(minus(anchors_[t], x)); }
+        for (const vec& x : p.ends[t]) { d.push_back(minus(p.anchors[t], x)); }
         return mean_over(d);
     }
 
-    TUTTI_EXACT void end_round() {
+    TUTTI_EXACT void end_round(part& p) {
         TUTTI_EXACT_BODY
         using enum strategy::round_merge;
-        in_round_ = 0;
-        const std::vector<vec> x = values();
-        const std::size_t t = ends_.size();
+        p.in_round = 0;
+        const std::vector<vec> x = values(p);
+        const std::size_t t = p.ends.size();
         const auto w = static_cast<float>(rule_.weight);
         std::vector<vec> next = x;
         if (rule_.merge == eager) {
-            eager_end();
+            eager_end(p);
             return;
         }
-        ends_.push_back(x);
+        p.ends.push_back(x);
         if (rule_.takes_mean()) {
             next.assign(x.size(), mean_over(x));
-            anchors_.push_back(next[0]);
+            p.anchors.push_back(next[0]);
         } else if (rule_.merge == anchor || rule_.merge == interpolation) {
-            vec a = anchors_.back();
-            if (rule_.delay == 0) { outer_[0].update(a, difference(t), lr_); }
-            if (rule_.delay == 1 && t > 0) { outer_[0].update(a, difference(t - 1), lr_); }
-            anchors_.push_back(a);
+            vec a = p.anchors.back();
+            if (rule_.delay == 0) { p.outer[0].update(a, difference(p, t), lr_); }
+            if (rule_.delay == 1 && t > 0) { p.outer[0].update(a, difference(p, t - 1), lr_); }
+            p.anchors.push_back(a);
             for (vec& v : next) {
                 for (std::size_t i = 0; i < v.size(); ++i) {
                     v[i] = rule_.merge == anchor ? a[i] : (1.0f - w) * a[i] + w * v[i];
                 }
             }
         } else if (t > 0) {  // what was sent at the end of round t - 1 is what replicas began round t with
-            const vec q = mean_over(began_[t]);
+            const vec q = mean_over(p.began[t]);
             for (std::size_t g = 0; g < next.size(); ++g) {
                 for (std::size_t i = 0; i < q.size(); ++i) {
-                    next[g][i] = rule_.merge == delay_corrected ? q[i] + (x[g][i] - began_[t][g][i])
+                    next[g][i] = rule_.merge == delay_corrected ? q[i] + (x[g][i] - p.began[t][g][i])
                                                                 : (1.0f - w) * x[g][i] + w * q[i];
                 }
             }
         }
-        began_.push_back(next);
-        set(next);
+        p.began.push_back(next);
+        set(p, next);
     }
 
     /// D = d_t / n + (mean of d_(t-1) - d_(t-1) / n); in the first round d_0.
-    TUTTI_EXACT void eager_end() {
+    TUTTI_EXACT void eager_end(part& p) {
         TUTTI_EXACT_BODY
-        const std::vector<vec> x = values();
+        const std::vector<vec> x = values(p);
         const auto n = static_cast<float>(ranks_);
         std::vector<vec> d, next;
-        for (std::size_t g = 0; g < x.size(); ++g) { d.push_back(minus(began_.back()[g], x[g])); }
+        for (std::size_t g = 0; g < x.size(); ++g) { d.push_back(minus(p.began.back()[g], x[g])); }
         for (std::size_t g = 0; g < x.size(); ++g) {
             vec use = d[g];
-            if (!ends_.empty()) {
-                const vec mean = mean_over(ends_.back());
+            if (!p.ends.empty()) {
+                const vec mean = mean_over(p.ends.back());
                 for (std::size_t i = 0; i < use.size(); ++i) {
-                    use[i] = d[g][i] / n + (mean[i] - ends_.back()[g][i] / n);
+                    use[i] = d[g][i] / n + (mean[i] - p.ends.back()[g][i] / n);
                 }
             }
-            next.push_back(began_.back()[g]);
-            outer_[g].update(next.back(), use, lr_);
+            next.push_back(p.began.back()[g]);
+            p.outer[g].update(next.back(), use, lr_);
         }
-        ends_.push_back(d);  // of the eager form the pseudo-gradients themselves
-        began_.push_back(next);
-        set(next);
+        p.ends.push_back(d);  // of the eager form the pseudo-gradients themselves
+        p.began.push_back(next);
+        set(p, next);
     }
 };
 

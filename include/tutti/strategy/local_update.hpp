@@ -1,4 +1,4 @@
-// local_update<Comm, Inner, Method>: replicas train by themselves and meet once a round, overlapped or not.
+// local_update<Comm, Inner, Method, Exchange>: replicas train by themselves and meet once a round, overlapped or not.
 // Needs a shardable inner strategy, schedule/lane and a communicator across replicas. The named methods: local_sgd,
 // slow_mo, co2, diloco, delayed_diloco, eager_diloco, co_co_d, overlap_local_sgd; their sources: local_update_rule.
 #pragma once
@@ -10,6 +10,7 @@
 #include <exception>  // errors of attach
 #include <limits>     // what is not measured
 #include <memory>     // state exists from attach on
+#include <optional>   // the exchange's state too
 #include <span>       // state
 #include <string>     // texts
 #include <utility>    // move, exchange
@@ -25,8 +26,10 @@
 #include <tutti/schedule/overlap.hpp>                // overlap_of, shortest_period
 #include <tutti/schedule/span.hpp>                   // moment_of
 #include <tutti/schedule/timeline.hpp>               // steps
+#include <tutti/strategy/detail/fragments.hpp>       // cut_into_fragments
 #include <tutti/strategy/detail/outer_state.hpp>     // copies and arithmetic
 #include <tutti/strategy/detail/parameter_list.hpp>  // agree_on, hash
+#include <tutti/strategy/gradient_exchange.hpp>      // how payloads are averaged
 #include <tutti/strategy/local_update_rule.hpp>      // rules
 #include <tutti/strategy/strategy.hpp>               // shardable
 
@@ -50,6 +53,11 @@ struct local_update_options {
 ///              During `synchronous_steps` before the first round ranks average gradients instead, and are equal.
 ///              An `automatic` period is chosen behind three rounds, from the time of a step that had no mean beside it
 ///              and the least time that a mean took; all ranks choose the same, once.
+///   fragments  more than one: rounds of fragment f of F end at the steps (f + 1) period / F, rounded down, and every
+///              period behind that; its first is that much shorter. Each has its anchor, mean, gap and momentum.
+///   exchange   how payloads become their mean, as gradients do in data_parallel: pseudo-gradients may be compressed, with
+///              feedback of what that lost. It sees the tensors of the model, or, over an inner strategy that shards,
+///              matrices made of the shard. Means of parameters, for merges without a common anchor, go as they are.
 ///   flush      waits for what is in flight and adopts nothing.
 ///   consensus  between steps; replicas have in common: the anchor, for merges with a common one; else the mean of
 ///              their parameters, one all_reduce. The scope restores the replica's own values, holds a copy of them,
@@ -58,28 +66,31 @@ struct local_update_options {
 ///              take the mean of the parameters in the end. Then replicas are equal, or it throws.
 ///   state      waits for the lane: call it whenever the entries are read or written. A replica resumes its own state.
 ///              Another number of replicas may start from the values after finish.
-/// Storage      copies of owned(), beside a few scalars. payload 1; anchor 1 unless the mean of the parameters is the
+/// Storage      copies of owned(), beside a few scalars and what the exchange keeps. payload 1; anchor 1 unless the mean of the parameters is the
 ///              result or replicas are pulled back; momentum 1; delay 1 with parameters, or with interpolation, 1 more;
 ///              eager 1 more; elementwise_gap 2 more. So local SGD 1, SlowMo and CO2 3, eager DiLoCo 4.
 ///   overlap    what the rounds of this rank cost so far, those of the period in use; needs a trace.
 /// Determinism  on deterministic backends bits depend on data and number of ranks, not on timing, but for an automatic
 ///              period. With synchronous steps alone they are those of data_parallel. What is computed from
 ///              means is equal on all ranks of `across`. Of scalar_gap they depend on how the inner strategy shards.
-/// Cost         a round: an all_reduce of sizeof(master) bytes an element; about ten passes over owned(). A synchronous
-///              step: an all_reduce of the gradients, that everyone waits for.
+/// Cost         a round: the exchange of all elements, by default an all_reduce of sizeof(master) bytes each; about ten
+///              passes over owned(). A synchronous step: an all_reduce of the gradients, that everyone waits for.
 /// Errors       those of the inner strategy and the communicator; usage_error for wrong order of calls. Of a delay 1,
 ///              a failed or not finite mean is reported by the step that ends the next round, before anything changed.
 ///              Of a delay 0, behind the inner update of owned(): the outer level is as before, values are not published
 ///              and the round has not ended.
-template <communicator C, shardable Inner, local_update_method Method = local_update_rule>
+template <communicator C, shardable Inner, local_update_method Method = local_update_rule, class Exchange = plain_mean>
 requires std::same_as < queue_of<C>,
 typename Inner::queue_type >
     &&comm::can_broadcast<C, master_t<typename Inner::element_type>>&&
-        comm::can_all_reduce<C, master_t<typename Inner::element_type>, mean> class local_update {
+        comm::can_all_reduce<C, master_t<typename Inner::element_type>, mean>&&
+            gradient_exchange<Exchange, C, master_t<typename Inner::element_type>> class local_update {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using T = typename Inner::element_type;
     using master = master_t<T>;
+    using outer_type = detail::outer_state<master, Q>;
+    using state_of_exchange = exchange_state_of<Exchange, C, master>;
 
 public:
     using element_type = T;
@@ -88,16 +99,18 @@ public:
     using inner_type = Inner;
 
     /// `across` connects equal ranks of all replicas: each owns the same part of the model.
-    explicit local_update(C across, Inner inner, Method method = {}, local_update_options options = {})
+    explicit local_update(C across, Inner inner, Method method = {}, local_update_options options = {},
+                          Exchange exchange = {})
         : rule_(method.rule())
-        , inner_((rule_.validate(), std::move(inner)))
+        , exchange_((exchange.validate(), std::move(exchange)))
+        , inner_((validate(), std::move(inner)))
         , queue_(inner_.queue())
         , own_trace_(rule_.automatic && options.trace == nullptr ? std::make_unique<schedule::timeline>() : nullptr)
         , trace_(own_trace_ ? own_trace_.get() : options.trace)
         , trace_rank_(options.trace_rank < 0 ? across.rank() : options.trace_rank)
-        , timeout_(options.timeout)
+        , lanes_{options.timeout, trace_, trace_rank_, "main"}
         , comm_(std::move(across))
-        , lane_(comm_.duplicate("rounds"), {options.timeout, trace_, trace_rank_, "main"}) {
+        , lane_(comm_.duplicate("rounds"), lanes_) {
         if (trace_ != nullptr) {
             step_track_ = trace_->track_of(trace_rank_, "steps");
             outer_track_ = trace_->track_of(trace_rank_, "main");
@@ -123,12 +136,21 @@ public:
             comm_.abort(e.what());  // the other replicas are about to wait for this one
             throw;
         }
-        detail::agree_on(comm_, list, rule_.describe());
+        detail::agree_on(comm_, list, rule_.describe() + ", " + exchange_.describe());
         const view<master, M> x = inner_.owned();
         comm_.agree(x.size(), formatted("number of elements that the inner strategy owns (here {})", x.size()));
         together("broadcast of the start", [x](C& c) { c.broadcast(x, 0); });
         inner_.publish();
-        outer_ = std::make_unique<outer_type>(queue_, rule_, comm_.size(), x);
+        auto outer = std::make_unique<outer_type>(queue_, rule_, comm_.size(), x);
+        const auto sent = detail::cut_into_fragments(list, x, outer->payload(), rule_.fragments);
+        for (const schedule::bucket& b : sent.plan.buckets) { outer->fragments.push_back({b.offset, b.size}); }
+        for (std::size_t f = 0; f < rule_.fragments; ++f) {
+            const bool whole = rule_.fragments == 1;
+            names_.push_back(whole ? std::string(late_mean) : formatted("{}, fragment {}", late_mean, f));
+        }
+        in_flight_.resize(rule_.fragments);
+        exchanged_.emplace(exchange_.template make_state<C, master>(comm_, sent.tensors, sent.plan, lanes_));
+        outer_ = std::move(outer);
     }
 
     void begin(micro_batch m) {
@@ -145,12 +167,14 @@ public:
     step_result step(hyper h) {
         expect_running("step");
         const bool synchronous = in_synchronous_steps();
-        const bool last = !synchronous && outer_->steps + 1 >= outer_->period;
-        if (last) {
+        const std::size_t last =
+            synchronous ? rule_.fragments : ending();  // the fragment whose round ends, if one does
+        if (last != rule_.fragments) {
             expect_rate("step", h.learning_rate);
-            receive();
+            receive(last);
         }
-        const step_result result = synchronous ? synchronous_update(h) : last ? inner_.update(h) : inner_.step(h);
+        const bool publishes = !synchronous && last == rule_.fragments;
+        const step_result result = synchronous ? synchronous_update(h) : publishes ? inner_.step(h) : inner_.update(h);
         in_step_ = false;
         outer_->learning_rate = h.learning_rate;
         ++outer_->made;
@@ -158,23 +182,24 @@ public:
             if (!in_synchronous_steps()) { outer_->start(inner_.owned()); }
             inner_.publish();
         } else {
-            ++outer_->steps;
+            for (auto& f : outer_->fragments) { ++f.steps; }
         }
-        if (last) {
-            end_round();
+        if (last != rule_.fragments) {
+            end_round(last);
             inner_.publish();
         }
         if (trace_ != nullptr) {
             trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, schedule::moment_of(queue_));
             ++traced_;
             if (synchronous) { traced_before_ = traced_; }
-            if (last && rule_.automatic) { measure(); }
+            if (last != rule_.fragments && rule_.automatic) { measure(); }
         }
         return result;
     }
 
     void flush() {
         lane_.drain();
+        if (exchanged_) { exchanged_->flush(); }
         inner_.flush();
         comm_.synchronize();
     }
@@ -186,14 +211,17 @@ public:
                     formatted("number of steps (here {}) at finish; replicas must make the same number", outer_->made));
         const view<master, M> x = inner_.owned();
         if (in_synchronous_steps()) { outer_->start(x); }
-        if (outer_->steps != 0 && rule_.has_outer()) {
-            expect_rate("finish", outer_->learning_rate);
-            receive();
-            end_round();
+        for (std::size_t f = 0; f < rule_.fragments; ++f) {
+            if (outer_->fragments[f].steps != 0 && rule_.has_outer()) {
+                expect_rate("finish", outer_->learning_rate);
+                receive(f);
+                end_round(f);
+            }
+            receive(f);
+            auto& own = outer_->fragments[f];
+            if (own.arriving && rule_.has_outer()) { outer_->settle(own, x, shards()); }
+            own.arriving = false;
         }
-        receive();
-        if (outer_->arriving && rule_.has_outer()) { outer_->settle(x, shards()); }
-        outer_->arriving = false;
         if (rule_.common_anchor()) {
             copy(queue_, outer_->anchor(), x);
         } else if (!equal()) {
@@ -217,12 +245,14 @@ public:
         state_.clear();
         for (const state_entry<M>& e : inner_.state()) { state_.push_back(e); }
         for (const state_entry<M>& e : outer_->entries()) { state_.push_back(e); }
+        for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
         return state_;
     }
     void restored() {
         expect_between_steps("restored");
         lane_.drain();
         outer_->restored();
+        exchanged_->restored();
         inner_.restored();
     }
 
@@ -276,8 +306,17 @@ public:
         return schedule::overlap_of(
             *trace_, trace_rank_, {static_cast<std::size_t>(outer.period), traced_before_, lane_.name(), quiet_step_});
     }
-    /// Rounds that have ended, which is the number of means asked for.
-    [[nodiscard]] std::uint64_t rounds() const { return attached("rounds").rounds; }
+    /// The exchange's own controls, such as levels; between steps.
+    [[nodiscard]] state_of_exchange& exchange() {
+        expect_between_steps("exchange");
+        return *exchanged_;
+    }
+    /// Rounds that have ended, of all fragments, which is the number of means asked for.
+    [[nodiscard]] std::uint64_t rounds() const {
+        std::uint64_t all = 0;
+        for (const auto& f : attached("rounds").fragments) { all += f.rounds; }
+        return all;
+    }
     /// What the last mean was divided by.
     [[nodiscard]] double gap() const { return attached("gap").gap; }
     /// Where this round began; empty where the rule keeps none. Stands after errors.
@@ -286,10 +325,19 @@ public:
     [[nodiscard]] view<const master, M> momentum() const { return attached("momentum").momentum(); }
 
 private:
-    using outer_type = detail::outer_state<master, Q>;
     static constexpr bool averages_gradients = shows_gradients<Inner> && comm::can_all_reduce<C, T, mean>;
     static constexpr std::size_t measured_rounds = 3;  // before an automatic period is chosen
     static constexpr std::string_view late_mean = "mean of the round", awaited_mean = "mean of parameters";
+
+    void validate() const {
+        rule_.validate();
+        if (!std::same_as<Exchange, plain_mean> && rule_.payload != round_payload::pseudo_gradient) {
+            throw usage_error(
+                formatted("local update: parameters go as they are, not by '{}'; send pseudo-gradients, set "
+                          "the payload",
+                          exchange_.describe()));
+        }
+    }
 
     [[nodiscard]] const outer_type& attached(std::string_view operation) const {
         if (!outer_) { throw usage_error(formatted("{}: no parameters are attached", operation)); }
@@ -326,12 +374,23 @@ private:
         }
     }
 
+    /// The fragment whose round the coming step ends; their number if none's. No two rounds end together.
+    [[nodiscard]] std::size_t ending() const noexcept {
+        for (std::size_t f = 0; f < rule_.fragments; ++f) {
+            const auto& own = outer_->fragments[f];
+            const bool first = own.rounds == 0;
+            const std::uint64_t length = first ? (f + 1) * outer_->period / rule_.fragments : outer_->period;
+            if (own.steps + 1 >= length) { return f; }
+        }
+        return rule_.fragments;
+    }
+
     /// At the end of a round, with a trace: chooses the period once enough rounds are there. Collective then.
     void measure() {
         if (!outer_->chosen && ++measured_ == measured_rounds) {
             if constexpr (!Q::executes_inline) {
                 auto reached = queue_.record();  // and with it the marks of steps
-                reached.wait_host(after(timeout_));
+                reached.wait_host(after(lanes_.timeout));
             }
             double mean_time = std::numeric_limits<double>::infinity();
             for (const schedule::timed_span& s : trace_->spans(trace_rank_)) {
@@ -382,43 +441,48 @@ private:
 
     /// Replicas are equal as they are.
     [[nodiscard]] bool equal() const noexcept {
-        return finished_ || (outer_->steps == 0 && (outer_->rounds == 0 || rule_.takes_mean()));
+        return finished_ || std::all_of(outer_->fragments.begin(), outer_->fragments.end(), [this](const auto& f) {
+                   return f.steps == 0 && (f.rounds == 0 || rule_.takes_mean());
+               });
     }
 
-    /// Waits for the mean that is due, and looks at it.
-    void receive() {
-        if (!outer_->arriving) { return; }
-        in_flight_.wait(queue_);
-        outer_->arrived(shards());
+    /// Waits for the mean of fragment f that is due, and looks at it.
+    void receive(std::size_t f) {
+        if (!outer_->fragments[f].arriving) { return; }
+        in_flight_[f].wait(queue_);
+        outer_->arrived(outer_->fragments[f], shards());
     }
 
-    /// The mean that was due is there; the replica has made its last step.
-    void end_round() {
+    /// The mean of fragment f that was due is there; the replica has made its last step.
+    void end_round(std::size_t f) {
         const view<master, M> x = inner_.owned();
+        auto& own = outer_->fragments[f];
         if (rule_.delay == 0) {
-            outer_->snapshot(x);
-            average(outer_->payload(), outer_->payload());
-            outer_->arrived(shards());
+            outer_->snapshot(own, x);
+            exchanged_->begin(0, 1);
+            together(awaited_mean, exchanged_->average(f, outer_->payload()));
+            outer_->arrived(own, shards());
         }
         const auto moments = mean_moments();  // the last that can fail: nothing has changed so far
         {
             const schedule::scoped_span adopting(trace_, outer_track_, schedule::outer_update_span, queue_);
             if (rule_.delay == 0) {
-                outer_->adopt(x, shards());
+                outer_->adopt(own, x, shards());
             } else {
-                outer_->turn(x, shards());
-                outer_->arriving = false;
+                outer_->turn(own, x, shards());
+                own.arriving = false;
             }
             set_moments(moments);
         }
         if (rule_.delay == 1) {
-            auto work = [in = outer_->sent(), out = outer_->payload()](C& c) { c.all_reduce(in, out, mean{}); };
+            exchanged_->begin(0, 1);
             // nvcc takes the reference that an assignment gives for a ticket thrown away.
-            static_cast<void>(in_flight_ = lane_.submit(late_mean, std::move(work), queue_));
-            outer_->arriving = true;
+            static_cast<void>(in_flight_[f] =
+                                  lane_.submit(names_[f], exchanged_->average(f, outer_->payload()), queue_));
+            own.arriving = true;
         }
-        outer_->steps = 0;
-        ++outer_->rounds;
+        own.steps = 0;
+        ++own.rounds;
     }
 
     /// For a rule that averages moments: their means, apart from the moments themselves.
@@ -453,25 +517,28 @@ private:
     }
 
     local_update_rule rule_;
+    Exchange exchange_;
     Inner inner_;
     Q queue_;
     std::unique_ptr<schedule::timeline> own_trace_;  // of an automatic period, if there is no other
     schedule::timeline* trace_;
     int trace_rank_;
-    duration timeout_;
+    schedule::lane_options lanes_;  // this one's lane, and those of the exchange
     schedule::timeline::track step_track_ = 0, outer_track_ = 0;
     std::size_t traced_ = 0, traced_before_ = 0;  // steps; those before the rounds of the period in use
     std::size_t measured_ = 0;                    // rounds
     double quiet_step_ = schedule::not_measured;  // as measured for an automatic period
     schedule::moment<Q> step_begin_{};
     std::unique_ptr<outer_type> outer_;
+    std::vector<std::string> names_;  // of means on their way, by fragment
+    std::optional<state_of_exchange> exchanged_;
     std::vector<state_entry<M>> state_;
     bool in_step_ = false, in_consensus_ = false, finished_ = false;
 
     // Last, so that destruction ends communication before the memory it uses is released.
     C comm_;
     schedule::lane<C> lane_;
-    schedule::ticket<Q> in_flight_;
+    std::vector<schedule::ticket<Q>> in_flight_;  // by fragment
 };
 
 template <communicator C, shardable Inner> using local_sgd = local_update<C, Inner, local_sgd_method>;

@@ -53,6 +53,9 @@ struct local_update_rule {
     /// Steps before the first round in which replicas average their gradients instead, and so stay equal.
     std::size_t synchronous_steps = 0;
     std::optional<automatic_period> automatic{};  ///< `period` is then that of the first rounds, which are measured
+    /// Parts of the model, of whole tensors, whose rounds end in turn: what is sent at once is that much less.
+    /// Source: Douillard et al., Streaming DiLoCo with overlapping communication, 2025.
+    std::size_t fragments = 1;
 
     [[nodiscard]] const local_update_rule& rule() const noexcept { return *this; }
 
@@ -95,6 +98,16 @@ struct local_update_rule {
                 "local update: rounds of 1 step have none without communication to measure an automatic period by; "
                 "begin with 2 or more");
         }
+        if (fragments < 1 || fragments > period) {
+            throw usage_error(
+                formatted("local update: {} fragments whose rounds of {} steps end in turn, expected 1 to {}",
+                          fragments, period, period));
+        }
+        if (fragments > 1 && (automatic || inner != inner_state::keep)) {
+            throw usage_error(
+                "local update: with fragments the period is stated and the inner state is kept: rounds have no common "
+                "end to choose a period or to change moments at");
+        }
         if (delay != 0 && delay != 1) {
             throw usage_error(formatted("local update: the delay is {} rounds, expected 0 or 1", delay));
         }
@@ -131,9 +144,9 @@ struct local_update_rule {
         const std::string how_often = automatic ? formatted("{} steps at first, then so that {} is waiting, {} at most",
                                                             period, automatic->exposed_share, automatic->most)
                                                 : formatted("{} steps", period);
-        return formatted("local update every {} behind {} synchronous ones, {} {} rounds late, ", how_often,
-                         synchronous_steps, payload == round_payload::parameters ? "parameters" : "pseudo-gradients",
-                         delay) +
+        return formatted("local update every {}{} behind {} synchronous ones, {} {} rounds late, ", how_often,
+                         fragments == 1 ? std::string() : formatted(" in {} fragments", fragments), synchronous_steps,
+                         payload == round_payload::parameters ? "parameters" : "pseudo-gradients", delay) +
                formatted("merge '{}' of weight {}, {}, {}, inner state {}", name(merge), weight, outer.describe(),
                          detail::describe(gap),
                          inner == inner_state::keep    ? "kept"

@@ -9,6 +9,7 @@
 #include <limits>     // largest clip
 #include <string>     // names
 #include <tuple>      // inputs and outputs
+#include <utility>    // move
 #include <variant>    // gaps
 #include <vector>     // entries
 
@@ -64,6 +65,7 @@ template <floating_element R, memory M> struct eager_operation {
 /// What an outer level keeps.
 ///
 /// Semantics    x is always the inner strategy's owned(). `payload` holds what is sent and, in the same memory, its mean.
+///              Every fragment has rounds of its own: calls say of which fragment the elements are meant.
 ///              arrived() comes before adopting a mean and changes nothing when it throws.
 /// Determinism  norms are summed in the order of elements, then over shards: equal on ranks that hold the same.
 /// Cost         copies: payload, and those that the rule keeps.
@@ -77,20 +79,26 @@ template <floating_element R, queue Q> class outer_state {
     buffer<std::uint64_t, Q> saved_counters_;
     std::vector<state_entry<M>> entries_;
     double arrived_norm_ = 0;
-    static constexpr std::size_t counters = 7;
 
 public:
+    /// A part of the elements, and where its rounds are.
+    struct fragment {
+        std::size_t offset = 0, size = 0;
+        // Saved.
+        std::uint64_t steps = 0;      ///< in this round
+        std::uint64_t rounds = 0;     ///< ended
+        std::uint64_t adopted = 0;    ///< means
+        bool arriving = false;        ///< a payload was sent whose mean is not adopted
+        double scale = 0, moved = 0;  ///< of scalar_gap: its c, and the norm of the last outer step
+    };
+    std::vector<fragment> fragments;
+
     // Saved with the copies.
-    std::uint64_t made = 0;       ///< steps
-    std::uint64_t steps = 0;      ///< in this round
-    std::uint64_t period = 0;     ///< steps of a round
-    bool chosen = false;          ///< by measurement
-    std::uint64_t rounds = 0;     ///< ended
-    std::uint64_t adopted = 0;    ///< means
-    bool arriving = false;        ///< a payload was sent whose mean is not adopted
-    double learning_rate = 0;     ///< of the last step
-    double scale = 0, moved = 0;  ///< of scalar_gap: its c, and the norm of the last outer step
-    double gap = 1;               ///< that the last mean was divided by; 1 if every element has one of its own
+    std::uint64_t made = 0;    ///< steps
+    std::uint64_t period = 0;  ///< steps of a round
+    bool chosen = false;       ///< by measurement
+    double learning_rate = 0;  ///< of the last step
+    double gap = 1;            ///< that the last mean was divided by; 1 if every element has one of its own
 
     outer_state(Q q, const local_update_rule& rule, int ranks, view<R, M> x)
         : rule_(rule)
@@ -104,8 +112,8 @@ public:
         , moved_(q, rule.elementwise() ? x.size() : 0)
         , squares_(q, rule.elementwise() ? x.size() : 0)
         , scratch_(q, optimize::norm_blocks(x.size()) + 1)
-        , saved_figures_(q, 4)
-        , saved_counters_(q, counters) {
+        , saved_figures_(q, 2 + 2 * rule.fragments)
+        , saved_counters_(q, 3 + 4 * rule.fragments) {
         period = rule.period;
         start(x);
         for (const auto* b : {&payload_, &momentum_, &previous_, &own_, &moved_, &squares_}) {
@@ -126,10 +134,6 @@ public:
     }
 
     [[nodiscard]] view<R, M> payload() const noexcept { return payload_.view(); }
-    /// What an all_reduce reads; it writes payload().
-    [[nodiscard]] view<R, M> sent() const noexcept {
-        return rule_.merge == round_merge::eager ? own_.view() : payload_.view();
-    }
     [[nodiscard]] view<R, M> anchor() const noexcept { return anchor_.view(); }
     [[nodiscard]] view<R, M> momentum() const noexcept { return momentum_.view(); }
     [[nodiscard]] const std::vector<state_entry<M>>& entries() const noexcept { return entries_; }
@@ -140,179 +144,202 @@ public:
     }
 
     /// Looks at a mean before anything is done with it. Errors: error when it is not finite.
-    template <std::invocable<view<double, M>> Sum> void arrived(Sum sum_over_shards) {
-        arrived_norm_ = norm(payload(), sum_over_shards);
+    template <std::invocable<view<double, M>> Sum> void arrived(const fragment& f, Sum sum_over_shards) {
+        arrived_norm_ = norm(of(f, payload()), sum_over_shards);
         if (!std::isfinite(arrived_norm_)) {
             throw error(
                 formatted("local update: the mean of round {} is not finite, nothing of it was adopted: a replica "
                           "has diverged; lower the learning rate or the outer momentum, and go on from a "
                           "checkpoint",
-                          rounds - (rule_.delay == 1 ? 1 : 0)));
+                          f.rounds - (rule_.delay == 1 ? 1 : 0)));
         }
     }
 
     /// Delay 0: what is sent.
-    void snapshot(view<R, M> x) {
+    void snapshot(const fragment& f, view<R, M> x) {
         if (rule_.payload == round_payload::parameters) {
-            copy(queue_, x, payload());
+            copy(queue_, of(f, x), of(f, payload()));
         } else {
-            subtract(anchor(), x, payload());
+            subtract(of(f, anchor()), of(f, x), of(f, payload()));
         }
     }
     /// Delay 0: the mean that arrived becomes x.
-    template <class Sum> void adopt(view<R, M> x, Sum sum_over_shards) {
+    template <class Sum> void adopt(fragment& f, view<R, M> whole, Sum sum_over_shards) {
+        const view<R, M> x = of(f, whole), mean = of(f, payload());
         if (rule_.takes_mean()) {
-            copy(queue_, payload(), x);
-            ++adopted;
+            copy(queue_, mean, x);
+            ++f.adopted;
             return;
         }
-        if (rule_.payload == round_payload::parameters) { subtract(anchor(), payload(), payload()); }
-        step(payload(), sum_over_shards);
-        go_on(x);
+        if (rule_.payload == round_payload::parameters) { subtract(of(f, anchor()), mean, mean); }
+        step(f, mean, sum_over_shards);
+        go_on(f, x);
     }
 
-    /// Delay 1, the end of a round: adopts the mean that arrived, if one did, and leaves what is sent next in sent().
-    template <class Sum> void turn(view<R, M> x, Sum sum_over_shards) {
+    /// Delay 1, the end of a round: adopts the mean that arrived, if one did, and leaves what is sent next in payload().
+    template <class Sum> void turn(fragment& f, view<R, M> whole, Sum sum_over_shards) {
+        const view<R, M> x = of(f, whole), mean = of(f, payload());
         switch (rule_.merge) {
         case round_merge::anchor:
-        case round_merge::interpolation: turn_anchor(x, sum_over_shards); break;
-        case round_merge::eager: turn_eager(x, sum_over_shards); break;
+        case round_merge::interpolation: turn_anchor(f, x, sum_over_shards); break;
+        case round_merge::eager: turn_eager(f, x, sum_over_shards); break;
         case round_merge::delay_corrected:
-            if (arriving) {
-                run(queue_, correct_delay_operation<R, M>{x, payload(), anchor()});
-                ++adopted;
+            if (f.arriving) {
+                run(queue_, correct_delay_operation<R, M>{x, mean, of(f, anchor())});
+                ++f.adopted;
             }
-            copy(queue_, x, anchor());
-            copy(queue_, x, payload());
+            copy(queue_, x, of(f, anchor()));
+            copy(queue_, x, mean);
             break;
         case round_merge::pull_back:
-            if (arriving) {
-                run(queue_, mix_operation<R, M>{x, payload(), x, static_cast<R>(rule_.weight)});
-                ++adopted;
+            if (f.arriving) {
+                run(queue_, mix_operation<R, M>{x, mean, x, static_cast<R>(rule_.weight)});
+                ++f.adopted;
             }
-            copy(queue_, x, payload());
+            copy(queue_, x, mean);
             break;
         }
     }
     /// Delay 1, the end of training: adopts the last mean, for rules with an outer optimizer.
-    template <class Sum> void settle(view<R, M> x, Sum sum_over_shards) {
+    template <class Sum> void settle(fragment& f, view<R, M> whole, Sum sum_over_shards) {
         if (rule_.merge == round_merge::eager) {
-            turn_eager(x, sum_over_shards);
+            turn_eager(f, of(f, whole), sum_over_shards);
             return;
         }
-        if (rule_.payload == round_payload::parameters) { subtract(view<R, M>(previous_), payload(), payload()); }
-        step(payload(), sum_over_shards);
+        const view<R, M> mean = of(f, payload());
+        if (rule_.payload == round_payload::parameters) { subtract(of(f, previous_.view()), mean, mean); }
+        step(f, mean, sum_over_shards);
     }
 
     /// Writes counters and figures where entries() has them.
     void save() {
-        const std::uint64_t now[counters] = {steps, rounds, adopted,         arriving ? 1u : 0u,
-                                             made,  period, chosen ? 1u : 0u};
-        const double figures[] = {learning_rate, scale, moved, gap};
-        for (std::size_t i = 0; i < counters; ++i) { fill(queue_, saved_counters_.view().sub(i, 1), now[i]); }
-        for (std::size_t i = 0; i < 4; ++i) { fill(queue_, saved_figures_.view().sub(i, 1), figures[i]); }
+        std::vector<std::uint64_t> counters;
+        std::vector<double> figures;
+        for (const fragment& f : fragments) {
+            counters.insert(counters.end(), {f.steps, f.rounds, f.adopted, f.arriving ? 1u : 0u});
+            figures.insert(figures.end(), {f.scale, f.moved});
+        }
+        counters.insert(counters.end(), {made, period, chosen ? 1u : 0u});
+        figures.insert(figures.end(), {learning_rate, gap});
+        for (std::size_t i = 0; i < counters.size(); ++i) {
+            fill(queue_, saved_counters_.view().sub(i, 1), counters[i]);
+        }
+        for (std::size_t i = 0; i < figures.size(); ++i) { fill(queue_, saved_figures_.view().sub(i, 1), figures[i]); }
     }
-    /// Reads them. Errors: usage_error when they cannot be this rule's.
+    /// Reads them. Errors: usage_error when they cannot be this rule's; nothing is changed then.
     void restored() {
-        const auto counter = [this](std::size_t i, std::uint64_t now) {
-            return fetch(queue_, saved_counters_.view().sub(i, 1), now);
-        };
-        const auto figure = [this](std::size_t i, double now) {
-            return fetch(queue_, saved_figures_.view().sub(i, 1), now);
-        };
-        const std::uint64_t in_flight = counter(3, arriving ? 1 : 0);
-        if (rule_.automatic && counter(5, period) == 0) {
+        std::size_t at = 0;
+        const auto counter = [&](std::uint64_t now) { return fetch(queue_, saved_counters_.view().sub(at++, 1), now); };
+        std::vector<fragment> saved = fragments;
+        for (fragment& f : saved) {
+            f.steps = counter(f.steps);
+            f.rounds = counter(f.rounds);
+            f.adopted = counter(f.adopted);
+            const std::uint64_t in_flight = counter(f.arriving ? 1 : 0);
+            if (in_flight > (rule_.delay == 1 ? 1u : 0u)) {
+                throw usage_error(
+                    formatted("restored: {} means in flight with a delay of {}: the state is of another rule, or "
+                              "of none",
+                              in_flight, rule_.delay));
+            }
+            f.arriving = in_flight != 0;
+        }
+        const std::uint64_t saved_made = counter(made);
+        const std::uint64_t saved_period = counter(period);
+        if (rule_.automatic && saved_period == 0) {
             throw usage_error("restored: a period of 0 steps: the state is of another rule, or of none");
         }
-        if (in_flight > (rule_.delay == 1 ? 1u : 0u)) {
-            throw usage_error(
-                formatted("restored: {} means in flight with a delay of {}: the state is of another rule, or "
-                          "of none",
-                          in_flight, rule_.delay));
+        made = saved_made;
+        period = rule_.automatic ? saved_period : rule_.period;
+        chosen = counter(chosen ? 1 : 0) != 0;
+        at = 0;
+        const auto figure = [&](double now) { return fetch(queue_, saved_figures_.view().sub(at++, 1), now); };
+        for (fragment& f : saved) {
+            f.scale = figure(f.scale);
+            f.moved = figure(f.moved);
         }
-        steps = counter(0, steps);
-        rounds = counter(1, rounds);
-        adopted = counter(2, adopted);
-        arriving = in_flight != 0;
-        made = counter(4, made);
-        period = rule_.automatic ? counter(5, period) : rule_.period;
-        chosen = counter(6, chosen ? 1 : 0) != 0;
-        learning_rate = figure(0, learning_rate);
-        scale = figure(1, scale);
-        moved = figure(2, moved);
-        gap = figure(3, gap);
+        learning_rate = figure(learning_rate);
+        gap = figure(gap);
+        fragments = std::move(saved);
     }
 
 private:
-    template <class Sum> void turn_anchor(view<R, M> x, Sum sum_over_shards) {
+    [[nodiscard]] static view<R, M> of(const fragment& f, view<R, M> all) { return all.sub(f.offset, f.size); }
+
+    template <class Sum> void turn_anchor(fragment& f, view<R, M> x, Sum sum_over_shards) {
         const bool parameters = rule_.payload == round_payload::parameters;
-        if (arriving && parameters) { subtract(view<R, M>(previous_), payload(), payload()); }
+        const view<R, M> mean = of(f, payload()), origin = of(f, anchor());
+        if (f.arriving && parameters) { subtract(of(f, previous_.view()), mean, mean); }
         if (rule_.keeps_previous()) {
-            copy(queue_, anchor(), previous_.view());
+            copy(queue_, origin, of(f, previous_.view()));
         } else {
-            subtract(anchor(), x, x);  // what is sent waits in x, which the anchor replaces anyway
+            subtract(origin, x, x);  // what is sent waits in x, which the anchor replaces anyway
         }
-        if (arriving) { step(payload(), sum_over_shards); }
+        if (f.arriving) { step(f, mean, sum_over_shards); }
         if (rule_.keeps_previous() && !parameters) {
-            subtract(view<R, M>(previous_), x, payload());
+            subtract(of(f, previous_.view()), x, mean);
         } else {
-            copy(queue_, x, payload());
+            copy(queue_, x, mean);
         }
-        go_on(x);
+        go_on(f, x);
     }
-    template <class Sum> void turn_eager(view<R, M> x, Sum sum_over_shards) {
-        if (arriving) {
-            run(queue_, eager_operation<R, M>{x, own_.view(), anchor(), payload(), static_cast<R>(ranks_)});
+    template <class Sum> void turn_eager(fragment& f, view<R, M> x, Sum sum_over_shards) {
+        const view<R, M> own = of(f, own_.view()), origin = of(f, anchor());
+        if (f.arriving) {
+            run(queue_, eager_operation<R, M>{x, own, origin, of(f, payload()), static_cast<R>(ranks_)});
         } else {
-            subtract(anchor(), x, x);
-            copy(queue_, x, own_.view());
+            subtract(origin, x, x);
+            copy(queue_, x, own);
         }
-        step(x, sum_over_shards);
-        copy(queue_, anchor(), x);
+        copy(queue_, own, of(f, payload()));
+        step(f, x, sum_over_shards);
+        copy(queue_, origin, x);
     }
-    void go_on(view<R, M> x) {
+    void go_on(const fragment& f, view<R, M> x) {
         if (rule_.merge == round_merge::interpolation) {
-            run(queue_, mix_operation<R, M>{anchor(), x, x, static_cast<R>(rule_.weight)});
+            run(queue_, mix_operation<R, M>{of(f, anchor()), x, x, static_cast<R>(rule_.weight)});
         } else {
-            copy(queue_, anchor(), x);
+            copy(queue_, of(f, anchor()), x);
         }
     }
 
     /// The outer step for the pseudo-gradient d, which becomes the step.
-    template <class Sum> void step(view<R, M> d, Sum sum_over_shards) {
+    template <class Sum> void step(fragment& f, view<R, M> d, Sum sum_over_shards) {
         gap = 1;
         if (const auto* const constant = std::get_if<constant_gap>(&rule_.gap)) { gap = constant->value; }
         if (rule_.scalar()) {
             const bool known = rule_.payload == round_payload::pseudo_gradient;
             const double now = known ? arrived_norm_ : norm(d, sum_over_shards);
-            scale = std::max(std::get<scalar_gap>(rule_.gap).decay * scale, now);
-            gap = gap_of(moved, scale);
+            f.scale = std::max(std::get<scalar_gap>(rule_.gap).decay * f.scale, now);
+            gap = gap_of(f.moved, f.scale);
         }
-        ++adopted;
+        ++f.adopted;
         if (rule_.elementwise()) {
             const double decay = std::get<elementwise_gap>(rule_.gap).decay;
-            run(queue_, elementwise_gap_operation<R, M>{d, squares_.view(), moved_.view(), static_cast<R>(decay),
-                                                        1 - std::pow(decay, static_cast<double>(adopted))});
+            run(queue_,
+                elementwise_gap_operation<R, M>{d, of(f, squares_.view()), of(f, moved_.view()), static_cast<R>(decay),
+                                                1 - std::pow(decay, static_cast<double>(f.adopted))});
         }
         const outer_optimizer& o = rule_.outer;
         const double unit = o.units == outer_units::gradients ? learning_rate : 1;
         const double limit = std::min(o.clip, static_cast<double>(std::numeric_limits<R>::max()));
         const auto with = [&]<bool moving>() {
-            run(queue_, outer_step_operation<R, M, moving>{anchor(), momentum(), d, static_cast<R>(unit * gap),
-                                                           static_cast<R>(o.momentum), static_cast<R>(limit),
-                                                           static_cast<R>(o.rate * unit), o.nesterov});
+            run(queue_,
+                outer_step_operation<R, M, moving>{of(f, anchor()), moving ? of(f, momentum()) : momentum(), d,
+                                                   static_cast<R>(unit * gap), static_cast<R>(o.momentum),
+                                                   static_cast<R>(limit), static_cast<R>(o.rate * unit), o.nesterov});
         };
         if (rule_.keeps_momentum()) {
             with.template operator()<true>();
         } else {
             with.template operator()<false>();
         }
-        if (rule_.scalar()) { moved = norm(d, sum_over_shards); }
-        if (rule_.elementwise()) { copy(queue_, d, moved_.view()); }
+        if (rule_.scalar()) { f.moved = norm(d, sum_over_shards); }
+        if (rule_.elementwise()) { copy(queue_, d, of(f, moved_.view())); }
     }
 
     template <class Sum> [[nodiscard]] double norm(view<R, M> v, Sum sum_over_shards) {
-        const std::size_t blocks = scratch_.size() - 1;
+        const std::size_t blocks = optimize::norm_blocks(v.size());
         const view<double, M> sums = scratch_.view().sub(0, blocks);
         const view<double, M> total = scratch_.view().sub(blocks, 1);
         run(queue_, optimize::square_sums_operation<R, M>{v, sums});
