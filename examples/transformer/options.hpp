@@ -55,6 +55,7 @@ struct options {
     int tau = 8;                 // local updates: steps of a round
     bool automatic_tau = false;  // tau steps at first, then what was measured asks for
     int synchronous_steps = 0;   // before the first round
+    int fragments = 1;           // parts of the model whose rounds end in turn
     double beta = -1;            // momentum over rounds; -1: what suits the pipeline
     std::string gap = "scalar";  // co2: none, constant:X, scalar, elementwise
     int nodes = 0;               // 0: as many as there are host names
@@ -239,7 +240,8 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    throw CLI::ValidationError("--tau", fmt::format("'{}' is neither a number of steps nor auto", text));
                }
            },
-           "local-sgd, slowmo, co2, co2-zero, diloco: steps between two averages; auto: as few as let at most 1 % of "
+           "local-sgd, slowmo, co2, co2-zero, cocod, those of diloco: steps between two averages; auto: as few as let "
+           "at most 1 % of "
            "the time be waiting, measured in three rounds of 8")
         ->default_str("8")
         ->type_name("INT|auto");
@@ -248,8 +250,13 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
         ->check(within(0, 100'000'000))
         ->capture_default_str();
     app.add_option(
-        "--beta", o.beta,
-        "slowmo, co2, co2-zero, diloco: momentum over rounds, 0 to less than 1; default 0.5, co2 0.2, diloco 0.9");
+           "--fragments", o.fragments,
+           "likewise: parts of the model, of whole tensors, whose rounds end in turn, so that less is sent at once")
+        ->check(within(1, 100'000'000))
+        ->capture_default_str();
+    app.add_option("--beta", o.beta,
+                   "slowmo, co2, co2-zero, diloco, eager-diloco: momentum over rounds, 0 to less than 1; default 0.5, "
+                   "co2 0.2, those of diloco 0.9");
     app.add_option(
            "--gap", o.gap,
            "co2, co2-zero: what divides an average that comes a round late: none, constant:X, scalar or elementwise")
@@ -421,6 +428,11 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     require(o.beta == -1 || (o.beta >= 0 && o.beta < 1),
             fmt::format("--beta: {} is not a momentum from 0 to less than 1", o.beta));
     static_cast<void>(o.staleness());  // refuses
+    require(
+        o.fragments == 1 || (o.fragments <= o.tau && !o.automatic_tau),
+        fmt::format("--fragments: {} parts end their rounds in turn, each at a step of its own: --tau must be a number "
+                    "of at least as many steps",
+                    o.fragments));
     require(!on_gpu || o.network.empty(), "--network: only ranks on the CPU pretend to have another network");
     if (!o.network.empty()) { static_cast<void>(stated_link(o.network)); }  // refuses
     require(o.nodes == 0 || o.ranks % o.nodes == 0,

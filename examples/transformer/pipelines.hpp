@@ -58,6 +58,7 @@ template <class... Each> struct pipeline_list {
 using pipelines_known =
     pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk, pipelines::ddp_powersgd,
                   pipelines::ddp_lgreco, pipelines::zero1, pipelines::zero2, pipelines::zero3, pipelines::local_sgd,
-                  pipelines::slowmo, pipelines::co2, pipelines::co2_zero, pipelines::diloco>;
+                  pipelines::slowmo, pipelines::co2, pipelines::co2_zero, pipelines::diloco, pipelines::eager_diloco,
+                  pipelines::cocod>;
 
 }  // namespace transformer

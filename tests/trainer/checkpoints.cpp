@@ -42,6 +42,8 @@ TEST_CASE("a run that was ended early and resumed has the bits of one that was n
                                              "local-sgd",
                                              "co2",
                                              "co2 --gap elementwise",
+                                             "eager-diloco",
+                                             "cocod --fragments 3",
                                              "diloco",
                                              "ddp-powersgd --rank 2",
                                              "co2-zero --nodes 2"};

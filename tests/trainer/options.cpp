@@ -99,6 +99,21 @@ TEST_CASE("steps of a round are a number, or chosen") {
     CHECK(parsed("--tau auto").tau == 8);
     CHECK(parsed("").synchronous_steps == 0);
     CHECK(parsed("--sync-steps 300").synchronous_steps == 300);
+    CHECK(parsed("").fragments == 1);
+    CHECK(parsed("--fragments 8").fragments == 8);
+    const auto fragments_refused = [](const std::string& text) {
+        options o = parsed(text);
+        try {
+            complete(o, false, 0);
+        } catch (const bad_input& e) { return std::string(e.what()); }
+        return std::string();
+    };
+    CHECK(fragments_refused("--fragments 8").empty());
+    const std::string in_turn =
+        " parts end their rounds in turn, each at a step of its own: --tau must be a number of at "
+        "least as many steps";
+    CHECK(fragments_refused("--fragments 9") == "--fragments: 9" + in_turn);
+    CHECK(fragments_refused("--fragments 2 --tau auto") == "--fragments: 2" + in_turn);
     for (const char* text : {"0", "-1", "8x", "automatic", "1.5", "100000001", "99999999999999999999"}) {
         CAPTURE(text);
         CLI::App app;

@@ -175,7 +175,7 @@ TEST_CASE("synchronous steps are those of ddp, and behind them come rounds") {
     auto o = small_run("ddp", 4, 12);
     o.tau = 4;
     const auto ddp = train_on_threads<float>(o, text);
-    for (const char* pipeline : {"local-sgd", "slowmo", "co2", "diloco"}) {
+    for (const char* pipeline : {"local-sgd", "slowmo", "co2", "diloco", "eager-diloco", "cocod"}) {
         CAPTURE(pipeline);
         o.pipeline = pipeline;
         o.synchronous_steps = 12;

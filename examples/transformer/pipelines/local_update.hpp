@@ -1,5 +1,6 @@
-// Pipelines `local-sgd`, `slowmo`, `co2` and `diloco`: replicas train by themselves and meet every --tau steps. `co2-zero`:
-// CO2 between machines whose ranks share what their replica needs. Needs strategy/local_update and strategy/zero.
+// Pipelines `local-sgd`, `slowmo`, `co2`, `diloco`, `eager-diloco`, `cocod`: replicas train by themselves and meet every
+// --tau steps. `co2-zero`: CO2 between machines whose ranks share what their replica needs.
+// Needs strategy/local_update and strategy/zero.
 #pragma once
 
 #include <optional>     // communicators
@@ -24,6 +25,7 @@ namespace transformer::pipelines {
 [[nodiscard]] inline tutti::strategy::local_update_rule with_options(tutti::strategy::local_update_rule rule,
                                                                      const options& o) {
     rule.synchronous_steps = static_cast<std::size_t>(o.synchronous_steps);
+    rule.fragments = static_cast<std::size_t>(o.fragments);
     if (o.automatic_tau) { rule.automatic.emplace(); }
     return rule;
 }
@@ -72,6 +74,20 @@ struct diloco : local_updates<diloco> {
     static constexpr std::string_view summary = "local-sgd, Nesterov momentum --beta and rate 0.7 over rounds";
     [[nodiscard]] static tutti::strategy::local_update_rule rule(const options& o) {
         return tutti::strategy::diloco_method{.period = o.period(), .momentum = o.outer_momentum(0.9)}.rule();
+    }
+};
+struct eager_diloco : local_updates<eager_diloco> {
+    static constexpr std::string_view name = "eager-diloco";
+    static constexpr std::string_view summary = "diloco, a replica's own part at once, the others' a round later";
+    [[nodiscard]] static tutti::strategy::local_update_rule rule(const options& o) {
+        return tutti::strategy::eager_diloco_method{.period = o.period(), .momentum = o.outer_momentum(0.9)}.rule();
+    }
+};
+struct cocod : local_updates<cocod> {
+    static constexpr std::string_view name = "cocod";
+    static constexpr std::string_view summary = "local-sgd, the average a round late, replicas keep their steps since";
+    [[nodiscard]] static tutti::strategy::local_update_rule rule(const options& o) {
+        return tutti::strategy::co_co_d_method{.period = o.period()}.rule();
     }
 };
 
