@@ -1,11 +1,15 @@
 #!/usr/bin/env python3
 """GPT-2 124M's training step on the GPUs of one machine, in bfloat16: tutti's trainer beside PyTorch's data parallel.
 
-Three settings, one after the other, each a table; PyTorch is left out without --torch:
+Settings, one after the other, each a table; PyTorch is left out without --torch:
   together   all GPUs as one run, and as many runs of one GPU at the same time: what being together costs
   nodes      the GPUs as --nodes machines: processes that NCCL takes for those of different hosts, sockets between them,
              with its own number of sockets and with sixteen
   sockets    sockets between all GPUs (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE)
+  sharded    all GPUs as one run that shares optimizer state, gradients or values, and what it holds at most
+
+A pipeline may have options of its own, as in --pipelines ddp 'co2 --tau auto'. Rounds of local steps are measured over
+whole rounds, in five times as many steps.
 
   bench/transformer_gpus.py --tutti build/release/examples/transformer/transformer \\
       --torch bench/transformer_step_cuda_torch.py -J result.json --traces folder
@@ -54,13 +58,17 @@ class Tutti:
     def __init__(self, o, folder):
         self.o, self.folder, self.count = o, folder, 0
 
+    def steps(self, pipeline):
+        return self.o.steps * (5 if "--tau" in pipeline else 1)
+
     def line(self, gpus, pipeline, processes, nodes=0):
         """The command, and the folder of its results."""
         self.count += 1
+        steps = str(self.steps(pipeline))
         results = os.path.join(self.folder, f"run{self.count}")
         line = [self.o.tutti, "--device", "cuda", "--model", "gpt2-124m", "--tokens",
                 os.path.join(self.folder, "random.bin"), "--batch", str(self.o.batch * gpus), "--steps",
-                str(self.o.steps), "--eval-every", str(self.o.steps), "--pipeline", pipeline, "--quiet", "--report",
+                steps, "--eval-every", steps, "--pipeline", *pipeline.split(), "--quiet", "--report",
                 os.path.join(results, "report.json")]
         if not processes:
             return line + ["--gpus", str(gpus)], results
@@ -70,14 +78,17 @@ class Tutti:
         host = f'NCCL_HOSTID="node $((OMPI_COMM_WORLD_RANK / {inside}))" ' if nodes else ""
         return MPIRUN + ["-n", str(gpus), "sh", "-c", host + 'exec "$0" "$@"'] + line + ["--backend", "nccl"], results
 
-    def read(self, line, results):
+    def read(self, line, results, pipeline):
         with open(os.path.join(results, "report.json"), encoding="utf-8") as file:
             report = json.load(file)
-        if report["parameters"] != PARAMETERS or report["steps"] != self.o.steps:
+        if report["parameters"] != PARAMETERS or report["steps"] != self.steps(pipeline):
             raise Failure(f"{shlex.join(line)}: reports {report['parameters']} parameters, {report['steps']} steps")
-        step, steps = report["seconds"]["step_median"], self.o.steps
-        exposed = report["seconds"]["exposed_communication"] / steps
-        return {"milliseconds": 1e3 * step, "exposed_milliseconds": 1e3 * exposed,
+        step, rounds = report["seconds"]["step_median"], report["overlap"]
+        exposed = report["seconds"]["exposed_communication"] / report["steps"]
+        if rounds["tau"] > 1:  # steps of a round are not alike
+            step, exposed = rounds["t_round"] / rounds["tau"], rounds["exposed"] / rounds["tau"]
+        return {"tau": rounds["tau"], "peak_bytes": report["peak_bytes_per_rank"],
+                "all_reduce_milliseconds": 1e3 * (rounds["t_all_reduce"] or 0), "milliseconds": 1e3 * step, "exposed_milliseconds": 1e3 * exposed,
                 "tokens_per_second": report["ranks"] * self.o.batch * CONTEXT / step,
                 "compression_ratio": report["compression_ratio"], "loss": report["loss"]["last"],
                 "command": spoken(line), "trace": os.path.join(results, "trace.json")}
@@ -85,7 +96,7 @@ class Tutti:
     def run(self, gpus, environment=None, pipeline="ddp", processes=False, nodes=0):
         line, results = self.line(gpus, pipeline, processes, nodes)
         finish(start(line, environment or {}), line, self.o.limit)
-        return self.read(line, results)
+        return self.read(line, results, pipeline)
 
     def run_apart(self, gpus):
         """As many runs of one GPU at the same time."""
@@ -97,7 +108,7 @@ class Tutti:
         finally:
             for process in running:
                 process.kill()
-        runs = [self.read(*line) for line in lines]
+        runs = [self.read(*line, "ddp") for line in lines]
         return {**runs[0], "milliseconds": statistics.mean(r["milliseconds"] for r in runs),
                 "tokens_per_second": sum(r["tokens_per_second"] for r in runs)}
 
@@ -110,6 +121,7 @@ def torch_run(o, environment=None, hook="none", nodes=0):
         raise Failure(f"{shlex.join(line)}: reports {report['parameters']} parameters on "
                       f"{report['configuration']['gpus']} GPUs")
     return {"milliseconds": report["step_milliseconds"]["median"], "tokens_per_second": report["tokens_per_second"],
+            "peak_bytes": report["peak_bytes"],
             "loss": report["loss"]["last"], "command": spoken(line)}
 
 
@@ -128,7 +140,14 @@ def settings(o, tutti):
         if o.torch:
             rows["PyTorch, compiled"] = torch_run(o)
         return rows
-    known = {"together": [("together", together)],
+
+    def sharded():
+        rows = {f"tutti {pipeline}": tutti.run(o.gpus, None, pipeline) for pipeline in ("ddp", "zero1", "zero2", "zero3")}
+        if o.torch:
+            for hook in ("none", "fsdp2", "fsdp3"):
+                rows[f"PyTorch, {'ddp' if hook == 'none' else hook}"] = torch_run(o, hook=hook)
+        return rows
+    known = {"together": [("together", together)], "sharded": [("sharded", sharded)],
              "nodes": [(f"{o.nodes} nodes", lambda: over_a_network(o, tutti, {}, o.nodes)),
                        (f"{o.nodes} nodes, 16 sockets", lambda: over_a_network(o, tutti, MANY_SOCKETS, o.nodes))],
              "sockets": [("sockets alone", lambda: over_a_network(o, tutti, ONLY_SOCKETS, 0))]}
@@ -137,12 +156,13 @@ def settings(o, tutti):
 
 def print_table(title, rows, alone):
     print(f"\n{title}\n{'':<28} {'ms a step':>10} {'of one GPU':>11} {'exposed ms':>11} {'tokens/s':>11} {'ratio':>7}"
-          f" {'loss':>8}")
+          f" {'tau':>5} {'peak GB':>8} {'loss':>8}")
     for name, row in rows.items():
         exposed, ratio = row.get("exposed_milliseconds"), row.get("compression_ratio")
         print(f"{name:<28} {row['milliseconds']:>10.1f} {row['milliseconds'] / alone:>11.3f}"
               f" {format(exposed, '11.1f') if exposed is not None else '-':>11} {row['tokens_per_second']:>11.0f}"
-              f" {format(ratio, '7.2f') if ratio else '-':>7} {row['loss']:>8.3f}", flush=True)
+              f" {format(ratio, '7.2f') if ratio else '-':>7} {row.get('tau', 1):>5} {row['peak_bytes'] / 1e9:>8.2f}"
+              f" {row['loss']:>8.3f}", flush=True)
 
 
 def measure(o, folder):
@@ -177,9 +197,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tutti", metavar="PATH", required=True, help="the trainer, examples/transformer")
     parser.add_argument("--torch", metavar="PATH", help="transformer_step_cuda_torch.py, run by this very Python")
-    parser.add_argument("--settings", nargs="+", choices=["together", "nodes", "sockets"],
-                        default=["together", "nodes", "sockets"])
-    parser.add_argument("--pipelines", nargs="+", default=["ddp", "ddp-4bit", "ddp-powersgd"],
+    parser.add_argument("--settings", nargs="+", choices=["together", "nodes", "sockets", "sharded"],
+                        default=["together", "nodes", "sockets", "sharded"])
+    parser.add_argument("--pipelines", nargs="+", default=["ddp", "ddp-4bit", "ddp-powersgd", "slowmo --tau 12", "co2 --tau auto"],
                         help="tutti's, over networks (default: %(default)s)")
     parser.add_argument("--gpus", type=int, default=4)
     parser.add_argument("--nodes", type=int, default=2)

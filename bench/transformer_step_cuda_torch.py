@@ -3,7 +3,7 @@
 
 Needs PyTorch with CUDA (pip install torch). torch.compile, bfloat16 autocast over float weights, SDPA, fused AdamW,
 clip_grad_norm_, TF32 allowed: the fastest of the ways PyTorch offers without changing the model. Under torchrun it is
-DistributedDataParallel, a process a GPU, and --hook says how gradients travel.
+DistributedDataParallel, a process a GPU, and --hook says how gradients travel; or FSDP2, which shards.
 """
 import argparse
 import json
@@ -27,8 +27,20 @@ def peak_of(card):
     return None
 
 
+def sharded(model, free_values):
+    """Parameters, gradients and optimizer state shared out among torchrun's world, block by block."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    how = {"mp_policy": MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16),
+           "reshard_after_forward": free_values}
+    for block in model.blocks:
+        fully_shard(block, **how)
+    return fully_shard(model, **how)
+
+
 def distributed(model, device, hook):
     """The model as a replica of torchrun's world."""
+    if hook in ("fsdp2", "fsdp3"):
+        return sharded(model, hook == "fsdp3")
     replica = torch.nn.parallel.DistributedDataParallel(
         model, device_ids=[device] if device.type == "cuda" else None, gradient_as_bucket_view=True)
     if hook == "bf16":
@@ -50,8 +62,9 @@ def main():
     parser.add_argument("--heads", type=int, default=12)
     parser.add_argument("--width", type=int, default=768)
     parser.add_argument("--eager", action="store_true", help="without torch.compile")
-    parser.add_argument("--hook", choices=["none", "bf16", "powersgd"], default="none",
-                        help="under torchrun: gradients as they are, in bfloat16, or by PowerSGD of rank 4")
+    parser.add_argument("--hook", choices=["none", "bf16", "powersgd", "fsdp2", "fsdp3"], default="none",
+                        help="under torchrun: gradients as they are, in bfloat16, or by PowerSGD of rank 4; or FSDP2, "
+                             "fsdp3 frees values behind forward")
     parser.add_argument("--nodes", type=int, default=0,
                         help="under torchrun: let NCCL take the processes for those of so many machines")
     parser.add_argument("--device", default="cuda", help="cpu: to try the program out")
@@ -70,11 +83,11 @@ def main():
     # Rows that no token has make the products as fast as they can be; they are not counted as parameters.
     padded = (o.vocabulary + 127) // 128 * 128
     model = Transformer(padded, o.context, o.layers, o.heads, o.width).to(device)
+    replica = distributed(model, device, o.hook) if world > 1 else model
     decayed = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() < 2]
     optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}],
                                   lr=6e-4, betas=(0.9, 0.95), fused=True)
-    replica = distributed(model, device, o.hook) if world > 1 else model
     run = replica if o.eager else torch.compile(replica)
     torch.manual_seed(2 + rank)
     text = torch.randint(0, o.vocabulary, (1 << 22,), device=device)
