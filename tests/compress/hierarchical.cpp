@@ -176,7 +176,7 @@ TEST_CASE("work between nodes is ordered behind the inner queue's and ahead of w
         virtual_queue across = inside.sibling();
         inside.charge("inside", {5, 0});
         try {
-            const compress::detail::detour between(inside, across);
+            const tutti::detail::detour between(inside, across);
             across.charge("across", {3, 0});
             if (throws) { throw usage_error("in between"); }
         } catch (const usage_error&) { CHECK(throws); }

@@ -7,43 +7,17 @@
 #include <cstddef>      // size_t
 #include <string_view>  // names
 #include <type_traits>  // type_identity
-#include <utility>      // move
 #include <vector>       // counts
 
 #include <tutti/comm/communicator.hpp>    // capabilities
 #include <tutti/compress/all_reduce.hpp>  // between nodes
 #include <tutti/compress/shards.hpp>      // cut among the ranks of a node
+#include <tutti/core/detail/detour.hpp>   // between two queues
 #include <tutti/core/error.hpp>           // usage_error
 #include <tutti/core/reduce_op.hpp>       // sum, mean
 #include <tutti/core/text.hpp>            // formatted
 
 namespace tutti::compress {
-
-namespace detail {
-
-/// While it lives, work goes to `second`; behind it and before it, to `first`. Also when an exception ends it, so that
-/// what is released on `first` outlives the work on `second`.
-template <queue Q> class detour {
-    Q first_;
-    Q second_;
-
-    static void order(Q earlier, Q later) {
-        auto done = earlier.record();
-        later.wait(done);
-    }
-
-public:
-    detour(Q first, Q second) : first_(std::move(first)), second_(std::move(second)) { order(first_, second_); }
-    detour(const detour&) = delete;
-    detour& operator=(const detour&) = delete;
-    ~detour() {
-        try {
-            order(second_, first_);
-        } catch (...) {}  // the device is lost: nothing runs on either queue
-    }
-};
-
-}  // namespace detail
 
 /// all_reduce over all ranks of all nodes: reduce_scatter inside each node, compressed all_reduce of a rank's shard
 /// among the ranks of its place on all nodes, all_gather inside. Every rank has the same bits.
@@ -89,7 +63,7 @@ void all_reduce(Inside& inside, Across& across, const Scheme& x, State& state, l
     const auto mine = out.sub(shard.first, shard.count);
     inside.reduce_scatter_v(in.sub(whole.first, whole.count), mine, counts, op);
     {
-        const detail::detour between(inside.queue(), across.queue());
+        const tutti::detail::detour between(inside.queue(), across.queue());
         const std::vector<segment> here = detail::rebased(own, shard.first);
         all_reduce(across, x, state, layout(here), mine, mine, detail::part_of(residual, shard.first, shard.count), key,
                    op);

@@ -24,6 +24,7 @@
 #include <tutti/compress/hierarchical.hpp>       // all_reduce between nodes
 #include <tutti/compress/momentum_feedback.hpp>  // momentum
 #include <tutti/core/buffer.hpp>                 // the step count as memory
+#include <tutti/core/detail/detour.hpp>          // between two queues
 #include <tutti/core/element.hpp>                // dtype_of
 #include <tutti/core/elementwise.hpp>            // fill
 #include <tutti/core/error.hpp>                  // usage_error
@@ -100,7 +101,7 @@ template <std::copyable Compressor> struct compressed_mean {
             void all_reduce(C& c, compress::layout all, view<T, M> flat, const compress::draw_key& key) {
                 if constexpr (goes_by_node<C, T>) {
                     if (links) {
-                        const compress::detail::detour there(c.queue(), links->inside.queue());
+                        const tutti::detail::detour there(c.queue(), links->inside.queue());
                         compress::all_reduce(links->inside, links->across, compressor, state, all, flat, flat,
                                              lost.view(), key, mean{});
                         return;

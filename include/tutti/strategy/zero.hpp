@@ -33,6 +33,7 @@
 #include <tutti/strategy/detail/shard_plan.hpp>         // shard_plan
 #include <tutti/strategy/detail/sharded_gradients.hpp>  // gradients of each stage
 #include <tutti/strategy/detail/sharded_norm.hpp>       // sharded_norm
+#include <tutti/strategy/shard_exchange.hpp>            // plain_shards
 #include <tutti/strategy/strategy.hpp>                  // parameter
 
 namespace tutti::strategy {
@@ -96,13 +97,17 @@ concept can_shard = comm::can_broadcast<C, T> && comm::can_reduce_scatter<C, T, 
 ///              those of the communicator from step, flush and finish, in stage 3 from before_use too. A rank that
 ///              uses no value at all while backward of the first micro-batch goes through more than two buckets is
 ///              named by the deadline of the others.
-template <int Stage, communicator C, class Optimizer, floating_element T = float>
-requires(Stage >= 1 && Stage <= 3 && can_shard<C, T> && optimize::optimizer<Optimizer, T, queue_of<C>>) class zero {
+template <int Stage, communicator C, class Optimizer, floating_element T = float, class Exchange = plain_shards>
+requires(Stage >= 1 && Stage <= 3 && can_shard<C, T> && optimize::optimizer<Optimizer, T, queue_of<C>> &&
+         shard_exchange<Exchange, C, T>) class zero {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using master = master_t<T>;
-    using gradients = std::conditional_t<Stage == 1, detail::whole_gradients<C, T>, detail::bucket_gradients<C, T>>;
-    using values = std::conditional_t<Stage == 3, detail::live_values<C, T>, detail::published_values<C, T>>;
+    using exchange_state = shard_state_of<Exchange, C, T>;
+    using gradients = std::conditional_t<Stage == 1, detail::whole_gradients<C, T, exchange_state>,
+                                         detail::bucket_gradients<C, T, exchange_state>>;
+    using values = std::conditional_t<Stage == 3, detail::live_values<C, T, exchange_state>,
+                                      detail::published_values<C, T, exchange_state>>;
 
 public:
     using element_type = T;
@@ -110,9 +115,10 @@ public:
     using queue_type = Q;
     static constexpr int stage = Stage;
 
-    explicit zero(C comm, Optimizer optimizer = {}, zero_options options = {})
+    explicit zero(C comm, Optimizer optimizer = {}, zero_options options = {}, Exchange exchange = {})
         : queue_(comm.queue())
         , optimizer_((optimizer.validate(), std::move(optimizer)))
+        , exchange_((exchange.validate(), std::move(exchange)))
         , options_(options)
         , owned_(queue_, 0)
         , comm_(std::move(comm)) {
@@ -135,6 +141,10 @@ public:
                 throw usage_error(formatted("attach: stochastic rounding is for values of 16 bits, these are {}",
                                             name_of(dtype_of<T>)));
             }
+            if (options_.stochastic_rounding_seed && exchange_state::gathers_masters) {
+                throw usage_error("attach: values that are compressed are rounded by their compressor; leave out "
+                                  "stochastic_rounding_seed");
+            }
         } catch (const usage_error& e) {
             comm_.abort(e.what());  // the other ranks are about to wait for this one
             throw;
@@ -146,26 +156,30 @@ public:
             sizes.push_back(p.value.size());
             names.push_back(p.name);
         }
-        plan_ = std::make_shared<const detail::shard_plan>(
-            schedule::plan_buckets(sizes, sizeof(T), options_.bucket_bytes), comm_.size(), comm_.rank());
+        exchanged_ = std::make_shared<exchange_state>(exchange_.template make_state<C, T>(
+            comm_, list, schedule::plan_buckets(sizes, sizeof(T), options_.bucket_bytes)));
+        plan_ = exchanged_->plan();
         order_.attach(std::move(names));
         for (const auto& p : list) { comm_.broadcast(p.value, 0); }
         take_masters(list);
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_->owned()));
         list_state(list);
         norm_.emplace(queue_, *plan_);
-        const schedule::lane_options lanes{options_.timeout, options_.trace, options_.trace_rank, "main"};
-        gradients_.emplace(comm_, list, plan_, lanes);
-        values_.emplace(comm_, list, plan_, view<const master, M>(owned_), lanes);
+        const int trace_rank = options_.trace_rank < 0 ? comm_.rank() : options_.trace_rank;
+        const schedule::lane_options lanes{options_.timeout, options_.trace, trace_rank, "main"};
+        gradients_.emplace(comm_, list, exchanged_, lanes);
+        values_.emplace(comm_, list, exchanged_, view<const master, M>(owned_), lanes);
         if constexpr (Stage != 3) { list_ = list; }
         missing_.resize(plan_->size());
-        if constexpr (Stage == 3) { values_->publish(queue_, owned_, noise()); }
+        // The trainer's values are those of the masters already, unless the exchange changes them.
+        if constexpr (Stage == 3 || exchange_state::gathers_masters) { publish_values(); }
     }
 
     void begin(micro_batch m) {
         order_.expect_attached("begin");
         values_->expect_unused("begin");
         order_.begin(m);
+        exchanged_->begin(m);
         if (m.index == 0) {
             if (options_.trace != nullptr) { step_begin_ = schedule::moment_of(queue_); }
         } else {
@@ -200,7 +214,7 @@ public:
         if (Stage == 1 && !order_.last()) { return; }
         --missing_[plan_->buckets().bucket_of[i]];
         for (; next_bucket_ < missing_.size() && missing_[next_bucket_] == 0; ++next_bucket_) {
-            gradients_->launch(queue_, next_bucket_, order_.first());
+            gradients_->launch(queue_, next_bucket_, order_.first(), order_.last());
         }
     }
 
@@ -233,7 +247,7 @@ public:
         const view<const T, M> mine = gradients_->shard().shard();
         step_result result;
         const double gradient_factor = 1 / order_.loss_scale();
-        result.norm = gradient_factor * (*norm_)(comm_, mine);
+        result.norm = gradient_factor * exchanged_->among(comm_, [&](C& group) { return (*norm_)(group, mine); });
         result.skipped = !std::isfinite(result.norm);
         if (result.skipped) {
             ++skipped_;
@@ -248,7 +262,7 @@ public:
     /// again, and after a resume, with the same result. Collective.
     void publish() {
         order_.expect_between_steps("publish");
-        values_->publish(queue_, owned_, noise());
+        publish_values();
     }
 
     /// What the caller's queue does next may change it.
@@ -257,8 +271,11 @@ public:
         values_->settle(queue_);
         return owned_.view();
     }
-    /// Adds over the ranks, which own different elements. Collective.
-    void sum_over_shards(view<double, M> x) { comm_.all_reduce(x, x, sum{}); }
+    /// Adds over the ranks that own different elements. Collective.
+    void sum_over_shards(view<double, M> x) {
+        order_.expect_attached("sum_over_shards");
+        exchanged_->among(comm_, [&](C& group) { group.all_reduce(x, x, sum{}); });
+    }
 
     void flush() {
         if (values_) {
@@ -284,6 +301,7 @@ public:
             run(queue_, detail::hash_operation<M>{as_bytes(all), hash});
             comm_.agree(fetch(queue_, hash, std::uint64_t{0}), "the hash of all parameters at finish");
         }
+        exchanged_->expect_replicas(comm_, owned_.view());
         comm_.agree(moments_->steps(), "the number of updates at finish");
     }
 
@@ -297,7 +315,8 @@ public:
     void restored() {
         order_.expect_between_steps("restored");
         moments_->restored(queue_);
-        values_->publish(queue_, owned_, noise());
+        exchanged_->restored();
+        publish_values();
     }
 
     /// Values are common between steps: the scope changes nothing.
@@ -322,12 +341,15 @@ public:
 private:
     /// Equal exactly when ranks do the same with the same gradients.
     [[nodiscard]] std::string describe() const {
-        return formatted("zero stage {}, {} in buckets of {} bytes{}", Stage, optimizer_.describe(),
-                         options_.bucket_bytes, detail::describe_rounding(options_.stochastic_rounding_seed));
+        return formatted("zero stage {}, {} in buckets of {} bytes{}{}", Stage, optimizer_.describe(),
+                         options_.bucket_bytes, detail::describe_rounding(options_.stochastic_rounding_seed),
+                         exchange_.describe());
     }
     [[nodiscard]] std::optional<random_stream> noise() const noexcept {
         return detail::rounding_noise(options_.stochastic_rounding_seed, moments_->steps());
     }
+
+    void publish_values() { values_->publish(queue_, owned_, noise(), moments_->steps()); }
 
     /// Masters from the values, and the runs of equal decay among them.
     void take_masters(const parameters<T, M>& list) {
@@ -361,10 +383,12 @@ private:
         add("value", owned_.view());
         for (const auto& m : moments_->moments()) { add(m.name, m.values.view()); }
         state_.push_back(state_of("optimizer/steps", moments_->counter()));
+        for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
     }
 
     Q queue_;
     Optimizer optimizer_;
+    Exchange exchange_;
     zero_options options_;
     schedule::timeline::track step_track_ = 0;
     schedule::moment<Q> step_begin_{};
@@ -382,6 +406,7 @@ private:
     std::optional<detail::sharded_norm<C, T>> norm_;
 
     // Last, so that destruction ends communication before the memory it uses is released.
+    std::shared_ptr<exchange_state> exchanged_;
     C comm_;
     std::optional<gradients> gradients_;
     std::optional<values> values_;

@@ -1,5 +1,5 @@
 // live_values: values of which every rank keeps its shard, gathered by bucket for as long as they are used.
-// Needs schedule/lane, strategy/detail/{rounding,shard_plan}. What stage 3 does around forward and backward.
+// Needs schedule/lane, strategy/shard_exchange, strategy/detail/rounding. What stage 3 does around forward and backward.
 // Source: Rajbhandari et al., ZeRO, SC 2020, section 5.3; prefetching in recorded order as DeepSpeed's stage 3.
 #pragma once
 
@@ -13,7 +13,7 @@
 #include <utility>      // move, exchange
 #include <vector>       // buckets
 
-#include <tutti/comm/communicator.hpp>           // can_all_gather
+#include <tutti/comm/communicator.hpp>           // communicator
 #include <tutti/core/buffer.hpp>                 // storage
 #include <tutti/core/error.hpp>                  // mismatch_error
 #include <tutti/core/philox.hpp>                 // random_stream
@@ -21,6 +21,7 @@
 #include <tutti/schedule/lane.hpp>               // lane
 #include <tutti/strategy/detail/rounding.hpp>    // round_values
 #include <tutti/strategy/detail/shard_plan.hpp>  // shard_plan
+#include <tutti/strategy/shard_exchange.hpp>     // shard_exchange_state
 #include <tutti/strategy/strategy.hpp>           // parameters
 
 namespace tutti::strategy::detail {
@@ -32,15 +33,13 @@ namespace tutti::strategy::detail {
 ///              pass that leaves the record is an error: the other ranks are about to gather what it says.
 ///              publish() rounds the masters; what was gathered before is forgotten.
 /// Storage      as many buckets' worth of memory as were there at once: two, if uses of different buckets do not
-///              overlap. The shard in T, unless that is the type of the masters.
+///              overlap. The shard in T, unless masters are gathered, of that type or by the exchange.
 /// Errors       usage_error naming the parameter for uses without end; mismatch_error naming the ranks.
-template <communicator C, floating_element T>
-requires comm::can_all_gather<C, T>
-class live_values {
+template <communicator C, floating_element T, shard_exchange_state<C, T> S> class live_values {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using master = master_t<T>;
-    static constexpr bool rounds = !std::same_as<T, master>;
+    static constexpr bool rounds = !S::gathers_masters && !std::same_as<T, master>;
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
     enum class mode : std::uint8_t { free, recording, following };
     struct visit {
@@ -51,9 +50,12 @@ class live_values {
     std::vector<std::string> names_;  // by parameter
     std::vector<std::size_t> sizes_;
     std::vector<std::string> gather_names_;  // by bucket
+    std::shared_ptr<const S> exchange_;
     std::shared_ptr<const shard_plan> plan_;
+    int rank_;  // for messages
     buffer<T, Q> shard_;
-    view<const T, M> kept_;  // what is gathered
+    view<gathered_t<S, T>, M> kept_;  // what is gathered
+    std::uint64_t updates_ = 0;       // that were published
     std::size_t largest_ = 0;
     std::vector<buffer<T, Q>> memory_;
     std::vector<std::size_t> free_;       // indices of memory_
@@ -73,16 +75,18 @@ class live_values {
     std::vector<schedule::ticket<Q>> in_flight_;
 
 public:
-    live_values(C& comm, const parameters<T, M>& list, std::shared_ptr<const shard_plan> plan,
-                view<const master, M> masters, const schedule::lane_options& options)
-        : plan_(std::move(plan))
+    live_values(C& comm, const parameters<T, M>& list, std::shared_ptr<const S> exchange, view<const master, M> masters,
+                const schedule::lane_options& options)
+        : exchange_(std::move(exchange))
+        , plan_(exchange_->plan())
+        , rank_(comm.rank())
         , shard_(comm.queue(), rounds ? plan_->owned() : 0)
         , largest_(plan_->largest_bucket())
         , memory_of_(plan_->size(), none)
         , pending_(plan_->size(), 0)
         , uses_(list.size(), 0)
         , in_use_(plan_->size(), 0)
-        , lane_(comm.duplicate("values"), options)
+        , lane_(exchange_->duplicate(comm, "values"), options)
         , in_flight_(plan_->size()) {
         if constexpr (rounds) {
             kept_ = shard_.view();
@@ -142,9 +146,10 @@ public:
         --in_use_[plan_->buckets().bucket_of[i]];
     }
 
-    void publish(Q q, view<const master, M> masters, const std::optional<random_stream>& noise) {
+    void publish(Q q, view<const master, M> masters, const std::optional<random_stream>& noise, std::uint64_t updates) {
         expect_unused("publish");
         settle(q);
+        updates_ = updates;
         for (std::size_t b = 0; b < plan_->size(); ++b) { release(b); }
         last_ = none;
         if constexpr (rounds) {
@@ -199,8 +204,8 @@ private:
         memory_of_[b] = free_.back();
         free_.pop_back();
         const view<T, M> whole = memory_[memory_of_[b]].view().sub(0, plan_->bucket(b).size);
-        auto work = [plan = plan_, b, whole, mine = plan_->kept_part(b, kept_)](C& c) {
-            c.all_gather_v(mine, whole, plan->counts(b));
+        auto work = [gather = exchange_->gather(b, updates_), whole, mine = plan_->kept_part(b, kept_)](C& c) {
+            gather(c, mine, whole);
         };
         // nvcc takes the reference that an assignment gives for a ticket thrown away.
         static_cast<void>(in_flight_[b] = lane_.submit(gather_names_[b], std::move(work), q));
@@ -217,10 +222,10 @@ private:
                                          ? std::string("the end of the micro-batch")
                                          : formatted("'{}'", names_[record_[position_].parameter]);
         const std::string text =
-            formatted("order of use: rank {} {} where its first micro-batch has {}, at place {} of {}", lane_.rank(),
-                      what, expected, position_, record_.size());
+            formatted("order of use: rank {} {} where its first micro-batch has {}, at place {} of {}", rank_, what,
+                      expected, position_, record_.size());
         lane_.abort(text);  // the other ranks are gathering, or about to
-        throw mismatch_error(text, {lane_.rank()}, {"order of use", {}, lane_.rank(), 0, 0, dtype_of<T>, 0, {}});
+        throw mismatch_error(text, {rank_}, {"order of use", {}, rank_, 0, 0, dtype_of<T>, 0, {}});
     }
 };
 

@@ -1,5 +1,5 @@
 // published_values: the trainer's values, gathered from the ranks' masters by bucket beside the main queue.
-// Needs schedule/lane, strategy/detail/{rounding,shard_plan}. What stages 1 and 2 do after an update.
+// Needs schedule/lane, strategy/shard_exchange, strategy/detail/rounding. What stages 1 and 2 do after an update.
 // Source: Rajbhandari et al., ZeRO, SC 2020, section 5.1.
 #pragma once
 
@@ -14,7 +14,7 @@
 #include <utility>      // move
 #include <vector>       // buckets
 
-#include <tutti/comm/communicator.hpp>           // can_all_gather
+#include <tutti/comm/communicator.hpp>           // communicator
 #include <tutti/core/buffer.hpp>                 // storage
 #include <tutti/core/elementwise.hpp>            // copy
 #include <tutti/core/philox.hpp>                 // random_stream
@@ -22,6 +22,7 @@
 #include <tutti/schedule/lane.hpp>               // lane
 #include <tutti/strategy/detail/rounding.hpp>    // round_values
 #include <tutti/strategy/detail/shard_plan.hpp>  // shard_plan
+#include <tutti/strategy/shard_exchange.hpp>     // shard_exchange_state
 #include <tutti/strategy/strategy.hpp>           // parameters
 
 namespace tutti::strategy::detail {
@@ -30,15 +31,14 @@ namespace tutti::strategy::detail {
 ///              first; use(i) waits for the bucket of parameter i. The masters must not change before settle().
 /// Storage      values that lie one behind the other, by bucket, are gathered in place; others go through one buffer of
 ///              the largest such bucket.
-template <communicator C, floating_element T>
-requires comm::can_all_gather<C, T>
-class published_values {
+template <communicator C, floating_element T, shard_exchange_state<C, T> S> class published_values {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using master = master_t<T>;
     using tensors = bucket_tensors<T, M>;
 
     parameters<T, M> list_;
+    std::shared_ptr<const S> exchange_;
     std::shared_ptr<const shard_plan> plan_;
     std::vector<std::shared_ptr<const tensors>> tensors_;
     std::vector<std::string> names_;
@@ -48,13 +48,14 @@ class published_values {
     std::vector<schedule::ticket<Q>> in_flight_;
 
 public:
-    published_values(C& comm, const parameters<T, M>& list, std::shared_ptr<const shard_plan> plan,
-                     view<const master, M>, const schedule::lane_options& options)
+    published_values(C& comm, const parameters<T, M>& list, std::shared_ptr<const S> exchange, view<const master, M>,
+                     const schedule::lane_options& options)
         : list_(list)
-        , plan_(std::move(plan))
+        , exchange_(std::move(exchange))
+        , plan_(exchange_->plan())
         , pending_(plan_->size(), 0)
         , staging_(comm.queue(), 0)
-        , lane_(comm.duplicate("values"), options)
+        , lane_(exchange_->duplicate(comm, "values"), options)
         , in_flight_(plan_->size()) {
         std::size_t largest = 0;
         for (std::size_t b = 0; b < plan_->size(); ++b) {
@@ -75,22 +76,23 @@ public:
     }
     void done(std::size_t) const noexcept {}
 
-    void publish(Q q, view<const master, M> masters, const std::optional<random_stream>& noise) {
+    void publish(Q q, view<const master, M> masters, const std::optional<random_stream>& noise, std::uint64_t updates) {
         settle(q);
         for (std::size_t b = plan_->size(); b-- > 0;) {
             const std::size_t size = plan_->bucket(b).size;
             if (size == 0) { continue; }
             const view<T, M> together = tensors_[b]->together;
-            auto work = [plan = plan_, b, from = plan_->kept_part(b, masters), noise, own = tensors_[b],
-                         whole = together.empty() ? staging_.view().sub(0, size) : together](C& c) {
+            const view<T, M> whole = together.empty() ? staging_.view().sub(0, size) : together;
+            auto work = [gather = exchange_->gather(b, updates), from = plan_->kept_part(b, masters),
+                         mine = plan_->own_part(b, whole), first = plan_->own(b).first, noise, own = tensors_[b],
+                         whole](C& c) {
                 const Q lane = c.queue();
-                if constexpr (std::same_as<T, master>) {
-                    static_cast<void>(noise);
-                    c.all_gather_v(from, whole, plan->counts(b));
+                if constexpr (S::gathers_masters || std::same_as<T, master>) {
+                    static_cast<void>(mine), static_cast<void>(first), static_cast<void>(noise);
+                    gather(c, from, whole);
                 } else {
-                    const view<T, M> mine = plan->own_part(b, whole);
-                    round_values<Q, T>(lane, from, mine, noise, plan->own(b).first);
-                    c.all_gather_v(mine, whole, plan->counts(b));
+                    round_values<Q, T>(lane, from, mine, noise, first);
+                    gather(c, mine, whole);
                 }
                 for (const auto& t : own->apart) { copy(lane, whole.sub(t.offset, t.theirs.size()), t.theirs); }
             };

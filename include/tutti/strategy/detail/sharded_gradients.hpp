@@ -1,6 +1,6 @@
 // sharded_gradients: gradients of which every rank keeps the mean of its shard, reduced by bucket behind backward.
-// Needs schedule/lane, strategy/detail/{gradient_storage,shard_plan}. Stage 1 reduces once a step, stages 2 and 3 once
-// a micro-batch.
+// Needs schedule/lane, strategy/shard_exchange, strategy/detail/gradient_storage. Stage 1 reduces once a step, stages 2
+// and 3 once a micro-batch.
 // Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020, section 5.
 #pragma once
 
@@ -11,14 +11,14 @@
 #include <utility>    // move, exchange
 #include <vector>     // buckets
 
-#include <tutti/comm/communicator.hpp>                 // can_reduce_scatter
+#include <tutti/comm/communicator.hpp>                 // communicator
 #include <tutti/core/buffer.hpp>                       // storage
 #include <tutti/core/elementwise.hpp>                  // fill, copy, add_scaled
-#include <tutti/core/reduce_op.hpp>                    // mean
 #include <tutti/core/text.hpp>                         // formatted
 #include <tutti/schedule/lane.hpp>                     // lane
 #include <tutti/strategy/detail/gradient_storage.hpp>  // gradient_storage
 #include <tutti/strategy/detail/shard_plan.hpp>        // shard_plan
+#include <tutti/strategy/shard_exchange.hpp>           // shard_exchange_state
 #include <tutti/strategy/strategy.hpp>                 // parameters
 
 namespace tutti::strategy::detail {
@@ -26,13 +26,12 @@ namespace tutti::strategy::detail {
 /// The lane that reduces buckets, and the mean of what this rank owns.
 ///
 /// Semantics    the lane runs buckets in the plan's order. The first reduction of a step writes the shard, later ones
-///              are added to it, in T.
-template <communicator C, floating_element T>
-requires comm::can_reduce_scatter<C, T, mean>
-class gradient_shard {
+///              are added to it, in T; behind the last one replicas average what they have.
+template <communicator C, floating_element T, shard_exchange_state<C, T> S> class gradient_shard {
     using Q = queue_of<C>;
     using M = memory_of<C>;
 
+    std::shared_ptr<const S> exchange_;
     std::shared_ptr<const shard_plan> plan_;
     buffer<T, Q> shard_;
     std::vector<std::string> names_;
@@ -40,10 +39,11 @@ class gradient_shard {
     std::vector<schedule::ticket<Q>> in_flight_;
 
 public:
-    gradient_shard(C& comm, std::shared_ptr<const shard_plan> plan, const schedule::lane_options& options)
-        : plan_(std::move(plan))
+    gradient_shard(C& comm, std::shared_ptr<const S> exchange, const schedule::lane_options& options)
+        : exchange_(std::move(exchange))
+        , plan_(exchange_->plan())
         , shard_(comm.queue(), plan_->owned())
-        , lane_(comm.duplicate("gradients"), options)
+        , lane_(exchange_->duplicate(comm, "gradients"), options)
         , in_flight_(plan_->size()) {
         for (std::size_t b = 0; b < plan_->size(); ++b) { names_.push_back(formatted("reduce_scatter bucket {}", b)); }
     }
@@ -52,13 +52,14 @@ public:
     [[nodiscard]] view<T, M> shard() const noexcept { return shard_.view(); }
 
     /// `whole` is the bucket, which prepare(queue) makes complete and which this overwrites if it `adds`.
-    template <class Prepare> void reduce(Q q, std::size_t b, view<T, M> whole, bool adds, Prepare prepare) {
-        auto work = [plan = plan_, b, whole, out = plan_->kept_part(b, shard_.view()), adds,
+    template <class Prepare> void reduce(Q q, std::size_t b, view<T, M> whole, bool adds, bool last, Prepare prepare) {
+        auto work = [reduce = exchange_->reduce(b), replicate = exchange_->replicate(b), whole,
+                     out = plan_->kept_part(b, shard_.view()), mine = plan_->own_part(b, whole), adds, last,
                      ready = std::move(prepare)](C& c) {
             ready(c.queue());
-            const view<T, M> mine = adds ? plan->own_part(b, whole) : out;
-            c.reduce_scatter_v(whole, mine, plan->counts(b), mean{});
+            reduce(c, whole, adds ? mine : out);
             if (adds && !mine.empty()) { add_scaled(c.queue(), mine, out, 1); }
+            if (last) { replicate(c, out); }
         };
         // nvcc takes the reference that an assignment gives for a ticket thrown away.
         static_cast<void>(in_flight_[b] = lane_.submit(names_[b], std::move(work), q));
@@ -72,16 +73,16 @@ public:
 };
 
 /// Stage 1: micro-batches add up in one flat gradient.
-template <communicator C, floating_element T> class whole_gradients {
+template <communicator C, floating_element T, shard_exchange_state<C, T> S> class whole_gradients {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     gradient_storage<T, Q> storage_;
-    gradient_shard<C, T> shard_;
+    gradient_shard<C, T, S> shard_;
 
 public:
-    whole_gradients(C& comm, const parameters<T, M>& list, std::shared_ptr<const shard_plan> plan,
+    whole_gradients(C& comm, const parameters<T, M>& list, std::shared_ptr<const S> exchange,
                     const schedule::lane_options& options)
-        : storage_(comm.queue()), shard_(comm, std::move(plan), options) {
+        : storage_(comm.queue()), shard_(comm, std::move(exchange), options) {
         storage_.place(comm.queue(), list, shard_.plan().buckets());
     }
 
@@ -89,14 +90,14 @@ public:
         if (first) { storage_.zero(q); }
     }
     [[nodiscard]] view<T, M> of(Q, std::size_t i) const { return storage_.of(i); }
-    void launch(Q q, std::size_t b, bool) {
+    void launch(Q q, std::size_t b, bool, bool) {
         const schedule::bucket& at = shard_.plan().bucket(b);
         if (at.size == 0) { return; }
-        shard_.reduce(q, b, storage_.flat().sub(at.offset, at.size), false,
+        shard_.reduce(q, b, storage_.flat().sub(at.offset, at.size), false, true,
                       [apart = storage_.apart(b)](const Q& lane) { gradient_storage<T, Q>::pack(lane, *apart); });
     }
     void reduced() const noexcept {}
-    [[nodiscard]] const gradient_shard<C, T>& shard() const noexcept { return shard_; }
+    [[nodiscard]] const gradient_shard<C, T, S>& shard() const noexcept { return shard_; }
     void drain() { shard_.drain(); }
 };
 
@@ -106,7 +107,7 @@ public:
 ///              backward has more than one bucket open. Tensors that the trainer brings are used in place where those
 ///              of a bucket lie one behind the other, and else packed.
 /// Determinism  which memory a bucket gets depends on the calls alone, never on timing.
-template <communicator C, floating_element T> class bucket_gradients {
+template <communicator C, floating_element T, shard_exchange_state<C, T> S> class bucket_gradients {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
@@ -119,12 +120,13 @@ template <communicator C, floating_element T> class bucket_gradients {
     std::vector<std::size_t> in_flight_;  // buckets whose memory the lane has, oldest first
     std::vector<std::size_t> memory_of_;  // by bucket; none: not open
     std::vector<std::shared_ptr<const tensors>> tensors_;
-    gradient_shard<C, T> shard_;
+    gradient_shard<C, T, S> shard_;
 
 public:
-    bucket_gradients(C& comm, const parameters<T, M>& list, std::shared_ptr<const shard_plan> plan,
+    bucket_gradients(C& comm, const parameters<T, M>& list, std::shared_ptr<const S> exchange,
                      const schedule::lane_options& options)
-        : list_(list), memory_of_(plan->size(), none), shard_(comm, plan, options) {
+        : list_(list), memory_of_(exchange->plan()->size(), none), shard_(comm, exchange, options) {
+        const shard_plan* const plan = exchange->plan().get();
         for (std::size_t b = 0; b < plan->size(); ++b) {
             tensors_.push_back(
                 std::make_shared<const tensors>(tensors_of(list, &parameter<T, M>::gradient, plan->buckets(), b)));
@@ -148,10 +150,10 @@ public:
         if (list_[i].value.empty()) { return {}; }
         return opened(q, b).sub(shard_.plan().buckets().offsets[i] - at.offset, list_[i].value.size());
     }
-    void launch(Q q, std::size_t b, bool first) {
+    void launch(Q q, std::size_t b, bool first, bool last) {
         if (shard_.plan().bucket(b).size == 0) { return; }
         const view<T, M> whole = opened(q, b);
-        shard_.reduce(q, b, whole, !first, [own = tensors_[b], whole](const Q& lane) {
+        shard_.reduce(q, b, whole, !first, last, [own = tensors_[b], whole](const Q& lane) {
             for (const auto& piece : own->apart) {
                 copy(lane, piece.theirs, whole.sub(piece.offset, piece.theirs.size()));
             }
@@ -162,7 +164,7 @@ public:
     void reduced() {
         while (!in_flight_.empty()) { release_oldest(); }
     }
-    [[nodiscard]] const gradient_shard<C, T>& shard() const noexcept { return shard_; }
+    [[nodiscard]] const gradient_shard<C, T, S>& shard() const noexcept { return shard_; }
     void drain() { shard_.drain(); }
 
 private:
