@@ -8,14 +8,15 @@
 #include <type_traits>  // type_identity
 #include <vector>       // counts
 
-#include <tutti/comm/communicator.hpp>        // can_all_gather
-#include <tutti/compress/compressor.hpp>      // compressor
-#include <tutti/compress/reduce_scatter.hpp>  // checks
-#include <tutti/compress/shards.hpp>          // shards
-#include <tutti/core/buffer.hpp>              // scratch
-#include <tutti/core/partition.hpp>           // part
-#include <tutti/core/reduce_op.hpp>           // op_kind
-#include <tutti/core/view.hpp>                // view
+#include <tutti/comm/communicator.hpp>         // can_all_gather
+#include <tutti/compress/compressor.hpp>       // compressor
+#include <tutti/compress/reduce_scatter.hpp>   // checks
+#include <tutti/compress/shards.hpp>           // shards
+#include <tutti/core/buffer.hpp>               // scratch
+#include <tutti/core/partition.hpp>            // part
+#include <tutti/core/reduce_op.hpp>            // op_kind
+#include <tutti/core/stochastic_rounding.hpp>  // half_element
+#include <tutti/core/view.hpp>                 // view
 
 namespace tutti::compress {
 
@@ -54,6 +55,20 @@ void gather_shards(C& comm, const Scheme& x, const shards& parts, view<const Fro
     if (!parts.all().empty()) { x.decode(q, parts.all(), received, out, factor); }
 }
 
+template <communicator C, class Scheme, floating_element From, floating_element T>
+void all_gather(C& comm, const Scheme& x, const shards& parts, view<const From, memory_of<C>> in,
+                view<T, memory_of<C>> out, view<float, memory_of<C>> residual, const draw_key& key) {
+    constexpr std::string_view name = "compressed all_gather";
+    expect_shards(name, comm, parts);
+    expect_layout(name, parts.all(), out.size());
+    const part extent = extent_of(parts.of(comm.rank()));
+    expect_size(name, "in", in.size(), extent.count);
+    if (!residual.empty()) { expect_size(name, "residual", residual.size(), in.size()); }
+    expect_apart(name, out, in, extent.first, residual);
+    expect_agreement(comm, x, parts.all(), key, op_kind::none, name);
+    gather_shards(comm, x, parts, in, residual, out, key, 1.0f);
+}
+
 }  // namespace detail
 
 /// out = the shards of all ranks, each as its wire decodes: the owner's, too, so that all ranks have the same bits.
@@ -70,15 +85,16 @@ template <communicator C, class Scheme, floating_element T>
 requires compressor<Scheme, queue_of<C>, T> && comm::can_all_gather<C, std::byte>
 void all_gather(C& comm, const Scheme& x, const shards& parts, view<const std::type_identity_t<T>, memory_of<C>> in,
                 view<T, memory_of<C>> out, view<float, memory_of<C>> residual, draw_key key) {
-    constexpr std::string_view name = "compressed all_gather";
-    detail::expect_shards(name, comm, parts);
-    detail::expect_layout(name, parts.all(), out.size());
-    const part extent = detail::extent_of(parts.of(comm.rank()));
-    detail::expect_size(name, "in", in.size(), extent.count);
-    if (!residual.empty()) { detail::expect_size(name, "residual", residual.size(), in.size()); }
-    detail::expect_apart(name, out, in, extent.first, residual);
-    detail::expect_agreement(comm, x, parts.all(), key, op_kind::none, name);
-    detail::gather_shards(comm, x, parts, in, residual, out, key, 1.0f);
+    detail::all_gather(comm, x, parts, in, out, residual, key);
+}
+/// The same of masters, for values of 16 bits: what is sent is not rounded to these first. Not in place.
+template <communicator C, class Scheme, half_element T>
+requires compressor<Scheme, queue_of<C>, T> && compressor < Scheme, queue_of<C>,
+float > &&comm::can_all_gather<C, std::byte> void all_gather(C& comm, const Scheme& x, const shards& parts,
+                                                             view<const float, memory_of<C>> in,
+                                                             view<T, memory_of<C>> out,
+                                                             view<float, memory_of<C>> residual, draw_key key) {
+    detail::all_gather(comm, x, parts, in, out, residual, key);
 }
 
 }  // namespace tutti::compress

@@ -15,6 +15,7 @@
 #include <tutti/compress/all_gather.hpp>
 #include <tutti/compress/all_reduce.hpp>
 #include <tutti/compress/dense.hpp>
+#include <tutti/compress/dense_or.hpp>
 #include <tutti/compress/error_feedback.hpp>
 #include <tutti/compress/gain.hpp>
 #include <tutti/compress/hierarchical.hpp>

@@ -337,6 +337,11 @@ public:
         order_.expect_attached("shards");
         return *plan_;
     }
+    /// What the exchange shows of itself, such as what a rank owes; between steps.
+    [[nodiscard]] const exchange_state& exchange() const {
+        order_.expect_between_steps("exchange");
+        return *exchanged_;
+    }
 
 private:
     /// Equal exactly when ranks do the same with the same gradients.
