@@ -20,6 +20,7 @@
 #include <tutti/compress/quantize.hpp>           // compressor
 #include <tutti/core/virtual_queue.hpp>          // no host memory
 #include <tutti/optimize/adamw.hpp>              // adamw
+#include <tutti/optimize/sgd.hpp>                // what arrived, as it is
 #include <tutti/strategy/compressed_shards.hpp>  // tested
 #include <tutti/strategy/zero.hpp>               // zero
 
@@ -389,6 +390,66 @@ TEST_CASE("training converges, with four bits of gradients and eight of values")
         }
         CHECK(distance(test::values_of(s, count)) < before / 50);
         s.finish();
+    });
+}
+
+TEST_CASE("with feedback, what arrived and what is owed add up to all gradients") {
+    constexpr int n = 2, steps = 3;
+    std::vector<std::vector<float>> owed(n);
+    threads::launch(n, [&](threads& world) {
+        auto t = matrices<float>();
+        zero<2, counted, optimize::sgd, float, in_bits> s(counted(world.duplicate("dp")), {.momentum = 0},
+                                                          {.bucket_bytes = bucket_bytes}, {.feedback = true});
+        s.attach(t.parameters);
+        const std::vector<float> before(s.owned().begin(), s.owned().end());
+        const auto gradient = [](std::size_t step, std::size_t rank, std::size_t e) {
+            return test::random_element<float>(90 + step * n + rank, e);
+        };
+        const auto& offsets = s.shards().buckets().offsets;
+        for (std::size_t step = 0; step < steps; ++step) {
+            s.begin({});
+            for (std::size_t i = count; i-- > 0;) {
+                const auto g = s.gradient(i);
+                for (std::size_t e = 0; e < g.size(); ++e) {
+                    g[e] += gradient(step, static_cast<std::size_t>(world.rank()), offsets[i] + e);
+                }
+                s.gradient_ready(i);
+            }
+            s.step({1});
+        }
+        std::vector<float> debt(s.exchange().owed().begin(), s.exchange().owed().end());
+        world.all_reduce(view<const float>(debt), view<float>(debt), sum{});
+        double worst = 0, largest = 0;
+        for (std::size_t b = 0; b < s.shards().size(); ++b) {
+            const auto& own = s.shards().own(b);
+            for (std::size_t k = 0; k < own.count; ++k) {
+                double all = 0;
+                for (std::size_t step = 0; step < steps; ++step) {
+                    for (std::size_t rank = 0; rank < n; ++rank) { all += gradient(step, rank, own.first + k); }
+                }
+                const double arrived = double(before[own.place + k]) - double(s.owned()[own.place + k]);
+                worst = std::max(worst, std::fabs(arrived + double(debt[own.first + k]) / n - all / n));
+                largest = std::max(largest, std::fabs(double(debt[own.first + k])));
+            }
+        }
+        CHECK(worst < 1e-5);
+        CHECK(largest > 1e-2);
+        s.finish();
+    });
+}
+
+TEST_CASE("values of equal masters are drawn anew after each update, and not between") {
+    threads::launch(2, [&](threads& world) {
+        auto t = matrices<float>();
+        tested<3> s(counted(world.duplicate("dp")), {}, {.bucket_bytes = bucket_bytes});
+        s.attach(t.parameters);
+        const auto first = test::values_of(s, count);
+        CHECK(same_bytes(test::values_of(s, count), first));
+        s.begin({});
+        test::pass(s, count, 1, 1);
+        s.step({0});
+        CHECK_FALSE(same_bytes(test::values_of(s, count), first));
+        check_values(s, 1e-6);
     });
 }
 

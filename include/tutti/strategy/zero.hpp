@@ -1,5 +1,5 @@
-// zero<Stage, Comm, Optimizer, T>: data parallelism in which the ranks share the optimizer's state (stage 1), also the
-// gradients (stage 2), also the values (stage 3). Needs schedule, optimize and a communicator.
+// zero<Stage, Comm, Optimizer, T, Exchange>: data parallelism in which the ranks share the optimizer's state (stage 1),
+// also the gradients (stage 2), also the values (stage 3). Needs schedule, optimize and a communicator.
 // Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020, section 5.
 #pragma once
 
@@ -73,6 +73,9 @@ concept can_shard = comm::can_broadcast<C, T> && comm::can_reduce_scatter<C, T, 
 ///              what the main queue does next: a value is valid behind before_use(i), flush or consensus.
 ///              The contents of a gradient are unspecified behind gradient_ready. A norm that is not finite skips the
 ///              step on all ranks.
+///   Exchange   how gradients become means of parts, and values come back from parts: plain_shards, among all ranks and
+///              as they are, which is what this says; node_shards, inside nodes; compressed_shards, through compressors.
+///              They say what differs.
 /// Shapes       cuts lie at multiples of 4096 elements of the model (optimize::norm_block), so a rank owns at most one
 ///              such block a bucket more than another; nothing is padded. owned() is this rank's part of every
 ///              bucket, in the order of the model. state() lists all parameters on every rank, with what the rank owns
