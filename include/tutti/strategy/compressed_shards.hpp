@@ -42,9 +42,10 @@ namespace tutti::strategy {
 struct as_is {};
 
 /// What may stand for a compressor of T, and carry it over C.
-template <class X, class C, class T>
-concept compresses_shards = std::same_as<X, as_is> ||
-    (std::copyable<X>&& compress::compressor<X, queue_of<C>, T>&& compress::compressor<X, queue_of<C>, master_t<T>>);
+template <class Scheme, class C, class T>
+concept compresses_shards = std::same_as<Scheme, as_is> ||
+    (std::copyable<Scheme>&& compress::compressor<Scheme, queue_of<C>, T>&&
+         compress::compressor<Scheme, queue_of<C>, master_t<T>>);
 
 /// Gradients through `gradients` and values through `values`, each of them or neither `as_is`: then like plain_shards.
 ///
@@ -188,8 +189,8 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
             fill(queue_, kept_scale_.view(), scale_);
         }
         /// What each rank owns of each tensor of each bucket. Segments are tensors from `tensor` on.
-        template <class X>
-        [[nodiscard]] std::shared_ptr<const by_bucket> parts_of(const X& x, int level, std::uint32_t tensor,
+        template <class Scheme>
+        [[nodiscard]] std::shared_ptr<const by_bucket> parts_of(const Scheme& x, int level, std::uint32_t tensor,
                                                                 const parameters<T, M>& list) const {
             const detail::shard_plan& shared = *plan();
             by_bucket all;
@@ -252,7 +253,7 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
 private:
     static constexpr compress::segment probe(int level) { return {0, level, 0, 0, 1024, 1}; }
 
-    template <class X> static void expect_level(std::string_view what, const X& x, int level) {
+    template <class Scheme> static void expect_level(std::string_view what, const Scheme& x, int level) {
         if (level == compress::dense_level) {
             throw usage_error(formatted("compressed shards: {} at level {}, which compresses nothing; as_is in place "
                                         "of their compressor leaves them as they are",
@@ -260,7 +261,7 @@ private:
         }
         static_cast<void>(x.wire_bytes(probe(level)));  // refuses levels that it does not have
     }
-    template <class X> [[nodiscard]] static std::string described(const X& x, int level) {
+    template <class Scheme> [[nodiscard]] static std::string described(const Scheme& x, int level) {
         return formatted("at level {} to {} bytes of 1024 elements, granularity {}", level, x.wire_bytes(probe(level)),
                          x.granularity());
     }
