@@ -1,5 +1,5 @@
 // compressed_shards: a shard exchange that sends gradients through one compressor and values through another one.
-// Needs strategy/shard_exchange and compress. Vectors go as they are; masters are never compressed.
+// Needs strategy/shard_exchange and compress; on a CUDA queue the compressors' .cuh. Vectors go as they are.
 // Source: Wang et al., ZeRO++: Extremely Efficient Collective Communication for Giant Model Training, 2023, sections
 // 3.1 (qwZ: values) and 3.3 (qgZ: gradients).
 #pragma once
@@ -49,17 +49,19 @@ concept compresses_shards = std::same_as<Scheme, as_is> ||
 
 /// Gradients through `gradients` and values through `values`, each of them or neither `as_is`: then like plain_shards.
 ///
-/// Semantics    what a rank owns of a tensor is one segment of the compressor, a tensor of its own to it. It is compressed
-///              if the tensor has two rows and two columns or more, its first extent by all others, and if its wire is
-///              smaller than its floats; everything else goes as floats on the same wire.
-///   gradients  compress::reduce_scatter: each rank's part is sent compressed to its owner, which sums in full precision
-///              and adds its own part as it is. With `feedback` every rank keeps what its compression lost, and adds it
-///              to what it sends next for the same elements; where the scale of the loss changes, it is rescaled.
+/// Semantics    what a rank owns of a tensor is one segment of the compressor, a tensor of its own to it. It is
+///              compressed if the tensor has two rows and two columns or more, its first extent by all others, and if
+///              its wire is smaller than its floats; everything else goes as floats on the same wire.
+///   gradients  compress::reduce_scatter: each rank's part is sent compressed to its owner, which sums in full
+///              precision and adds its own part as it is. With `feedback` every rank keeps what its compression lost,
+///              and adds it to what it sends next for the same elements; where the scale of the loss changes, it is
+///              rescaled.
 ///   values     every rank encodes the masters that it owns, sends the wire to all, and all decode it, the owner too:
 ///              trainers see the same bits on all ranks, from attach on, and masters stay exact. Stage 3 encodes for each
 ///              gather, with the same numbers between two updates. No feedback: the next gather sends masters, in which
 ///              nothing was lost, anew.
 /// Units        levels are the compressors': bits, for quantize.
+///              Wires, sums and what is owed are of floats, also where values are of double.
 /// Determinism  on deterministic backends the bits depend on data, ranks and bucket size, not on timing. Gradients draw
 ///              by (seed, micro-batches begun, rank, segment, element), values by (seed, updates, rank, segment,
 ///              element); both counts are in state(), so that a resume has the same bits.
@@ -68,7 +70,8 @@ concept compresses_shards = std::same_as<Scheme, as_is> ||
 ///     memory     with feedback 4 P bytes more. 16 bytes for the counts, if gradients are compressed. Stage 3 keeps no
 ///                rounded values, if values are compressed. Scratch of the bucket under way: its wires, and for
 ///                gradients those of the other ranks and a float an element of the own part.
-///     sent       gradients: w - w_own in place of s (P - p); values: (n - 1) w_own in place of s p (n - 1).
+///     sent       gradients: w - w_own in place of s (P - p), with w of `gradients`; values: (n - 1) w_own in place of
+///                s p (n - 1), with w of `values`.
 ///     passes     encoding and decoding, on the lanes.
 /// Errors       usage_error for levels that a compressor does not have, before anything is sent; from attach where values
 ///              are compressed and rounded stochastically too.

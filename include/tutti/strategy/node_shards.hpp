@@ -38,7 +38,7 @@ namespace tutti::strategy {
 ///   nodes      where the ranks are; every node has as many. On one node this is plain_shards; with one rank a node
 ///              nothing is shared.
 /// Shapes       owned() and state() are those of a rank's part of its node's model: the ranks of one node have all of
-///              it, ranks of the same place have the same.
+///              it, ranks of the same place have the same. To save, one node is enough.
 /// Determinism  on deterministic backends the bits depend on data and nodes, not on bucket size nor timing: means inside
 ///              nodes are in T, their mean over nodes too. With one rank a node, and one micro-batch, they are those of
 ///              data_parallel.
