@@ -6,6 +6,7 @@
 #include <cmath>        // fabs, isfinite
 #include <cstring>      // memcmp
 #include <limits>       // nan
+#include <set>          // distinct tensors
 #include <string>       // texts
 #include <type_traits>  // stages
 #include <vector>       // results
@@ -442,10 +443,11 @@ TEST_CASE("with feedback, what arrived and what is owed add up to all gradients"
     });
 }
 
-TEST_CASE("values of equal masters are drawn anew after each update, and not between") {
-    threads::launch(2, [&](threads& world) {
+TEST_CASE("values of equal masters are drawn anew after each update, and not between; ranks draw their own numbers") {
+    std::vector<std::vector<float>> owed(3);
+    threads::launch(3, [&](threads& world) {
         auto t = matrices<float>();
-        tested<3> s(counted(world.duplicate("dp")), {}, {.bucket_bytes = bucket_bytes});
+        tested<3> s(counted(world.duplicate("dp")), {}, {.bucket_bytes = bucket_bytes}, {.feedback = true});
         s.attach(t.parameters);
         const auto first = test::values_of(s, count);
         CHECK(same_bytes(test::values_of(s, count), first));
@@ -454,7 +456,21 @@ TEST_CASE("values of equal masters are drawn anew after each update, and not bet
         s.step({0});
         CHECK_FALSE(same_bytes(test::values_of(s, count), first));
         check_values(s, 1e-6);
+        owed[static_cast<std::size_t>(world.rank())].assign(s.exchange().owed().begin(), s.exchange().owed().end());
+        std::set<std::uint32_t> tensors;
+        std::size_t segments = 0;
+        for (const auto parts : {s.exchange().gradient_parts(), s.exchange().value_parts()}) {
+            for (const auto& of_bucket : parts) {
+                for (const auto& segment : of_bucket.all()) { tensors.insert(segment.tensor), ++segments; }
+            }
+        }
+        CHECK(tensors.size() == segments);
     });
+    std::size_t differ = 0;  // the same gradients, where neither rank is the owner
+    for (std::size_t e = 0; e < owed[0].size(); ++e) {
+        differ += owed[0][e] != 0 && owed[1][e] != 0 && owed[0][e] != owed[1][e];
+    }
+    CHECK(differ > 1000);
 }
 
 TEST_CASE("settings that make no sense are refused, and ranks that differ in them") {
