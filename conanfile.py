@@ -1,7 +1,8 @@
 """Conan 2 recipe: tutti is header-only, so one package serves every setting.
 
 Consumers get tutti's own CMake package (find_package(tutti COMPONENTS mpi blas cuda cublas nccl checkpoint)), which
-searches MPI, BLAS, CUDA, NCCL and zlib only for those who ask; the components below tell the other generators what to include and link.
+searches MPI, BLAS, CUDA, NCCL, zlib and nlohmann-json only for those who ask; the components below tell the other
+generators what to include and link.
 """
 
 import os

@@ -1,9 +1,10 @@
 # cmake -DINCLUDE_DIR=<include> -P check_module_order.cmake
 # Fails, naming each offense, when a header under <include>/tutti includes a module above its own, when a module is not
-# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, outside checkpoint zlib, when a .hpp outside core/cuda_*.hpp and
-# comm/nccl.hpp with its parts includes CUDA, or when the umbrella leaves out a public header that needs neither. Modules
-# that would make every user's compilation longer have an umbrella <module>/<module>.hpp of their own; what would bring
-# them in (strategy/compressed_*, selected_*) is in none, nor are ZeRO and the local updates.
+# known here, when anything outside comm/mpi.hpp and its own parts includes MPI, outside checkpoint zlib, outside its
+# safetensors a JSON parser, when a .hpp outside core/cuda_*.hpp and comm/nccl.hpp with its parts includes CUDA, or when
+# the umbrella leaves out a public header that needs none of these. Modules that would make every user's compilation
+# longer have an umbrella <module>/<module>.hpp of their own; what would bring them in (strategy/compressed_*,
+# selected_*) is in none, nor are ZeRO, the local updates and safetensors.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -44,7 +45,7 @@ foreach(header IN LISTS headers)
       continue()
     endif()
   endif()
-  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero)")
+  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero)|^checkpoint/safetensors\\.hpp$")
     set(umbrella tutti)
     set(text "${umbrella_}")
     if(module IN_LIST own_umbrella)
@@ -84,6 +85,9 @@ foreach(header IN LISTS headers)
       if(below STREQUAL "checkpoint" AND module STREQUAL "")
         string(APPEND offenses "${header}: includes ${file}, and so zlib\n")
       endif()
+      if(path MATCHES "^checkpoint/(detail/)?safetensors" AND NOT header MATCHES "^checkpoint/(detail/)?safetensors")
+        string(APPEND offenses "${header}: includes ${file}, and so a JSON parser\n")
+      endif()
       if(NOT module STREQUAL "" AND NOT below STREQUAL module AND NOT below IN_LIST may_include_${module}
           AND NOT path IN_LIST may_include_${module})
         string(APPEND offenses "${header}: includes ${file}, but ${below} is not below ${module}\n")
@@ -94,6 +98,8 @@ foreach(header IN LISTS headers)
       string(APPEND offenses "${header}: includes ${file}; only comm/mpi.hpp may\n")
     elseif(file MATCHES "^(zlib|zconf)" AND NOT module STREQUAL "checkpoint")
       string(APPEND offenses "${header}: includes ${file}; only checkpoint may\n")
+    elseif(file MATCHES "^nlohmann/" AND NOT header STREQUAL "checkpoint/detail/safetensors_header.hpp")
+      string(APPEND offenses "${header}: includes ${file}; only checkpoint/detail/safetensors_header.hpp may\n")
     elseif(file MATCHES "^(cuda|cublas|cub/|thrust/|nccl|cudnn)" AND NOT header MATCHES "${may_include_cuda}")
       string(APPEND offenses "${header}: includes ${file}; only a .cuh, core/cuda_*.hpp and comm/nccl*.hpp may\n")
     endif()

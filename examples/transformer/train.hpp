@@ -28,7 +28,6 @@
 #include "options.hpp"
 #include "progress.hpp"
 #include "report.hpp"
-#include "safetensors.hpp"
 #include "weights.hpp"
 
 namespace transformer {
@@ -281,7 +280,7 @@ template <class Device, class Comm>
     world.agree(r.parameter_hash, "parameters after training");
     published<T, typename model<Math>::memory_type> weights{net.parameters()};
     if (world.rank() == 0 && !o.save.empty()) {
-        write_safetensors(o.save, net.parameters(), [&](std::size_t i) {
+        write_weights(o.save, net.parameters(), [&](std::size_t i) {
             return net.on_host(tutti::view<const master, typename model<Math>::memory_type>(exact_values(i)));
         });
     }

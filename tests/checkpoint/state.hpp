@@ -3,19 +3,13 @@
 // Needs checkpoint and comm/threads.
 #pragma once
 
-#include <algorithm>   // min
-#include <cstddef>     // size_t
-#include <cstdint>     // steps
-#include <cstring>     // memcpy
-#include <deque>       // storage that does not move
-#include <filesystem>  // folders
-#include <fstream>     // files
-#include <iterator>    // whole files
-#include <stdexcept>   // no folder
-#include <string>      // names
-#include <vector>      // entries
-
-#include <stdlib.h>  // mkdtemp
+#include <algorithm>  // min
+#include <cstddef>    // size_t
+#include <cstdint>    // steps
+#include <cstring>    // memcpy
+#include <deque>      // storage that does not move
+#include <string>     // names
+#include <vector>     // entries
 
 #include <support/failure.hpp>              // expect
 #include <support/oracle.hpp>               // mixed
@@ -23,42 +17,13 @@
 #include <tutti/comm/self.hpp>              // one rank
 #include <tutti/comm/threads.hpp>           // ranks
 
+#include "files.hpp"  // folders
+
 namespace tutti::test {
 
-namespace fs = std::filesystem;
 using checkpoint::ownership;
 using list = checkpoint::contents<host_queue>;
 
-struct scratch_directory {
-    std::string path = (fs::temp_directory_path() / "tutti-checkpoint-XXXXXX").string();
-    scratch_directory() {
-        if (::mkdtemp(path.data()) == nullptr) { throw std::runtime_error("no temporary folder can be made"); }
-    }
-    ~scratch_directory() { fs::remove_all(path); }
-    scratch_directory(const scratch_directory&) = delete;
-    scratch_directory& operator=(const scratch_directory&) = delete;
-    [[nodiscard]] std::string folder() const { return path + "/checkpoints"; }
-};
-
-inline std::vector<std::byte> bytes_of(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    const std::vector<char> chars((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-    const auto* const p = reinterpret_cast<const std::byte*>(chars.data());
-    return {p, p + chars.size()};
-}
-inline void write_bytes(const fs::path& path, std::span<const std::byte> bytes) {
-    std::ofstream out(path, std::ios::binary | std::ios::trunc);
-    out.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
-    out.close();
-    expect(bool(out), "cannot write {}", path.string());
-}
-/// What lies in a folder, sorted.
-inline std::vector<std::string> listing(const std::string& folder) {
-    std::vector<std::string> names;
-    for (const auto& e : fs::directory_iterator(folder)) { names.push_back(e.path().filename().string()); }
-    std::sort(names.begin(), names.end());
-    return names;
-}
 inline std::string path_of(const std::string& folder, int generation) {
     std::string digits = std::to_string(generation);
     return folder + "/checkpoint-" + std::string(10 - digits.size(), '0') + digits;

@@ -52,6 +52,8 @@ catches(core/forgotten.hpp "#include <vector>" "core/forgotten.hpp: is missing i
 catches(compress/forgotten.hpp "#include <vector>" "compress/forgotten.hpp: is missing in compress/compress.hpp")
 catches(tutti.hpp "#include <tutti/checkpoint/load.hpp>" "and so zlib")
 catches(core/queue.hpp "#include <zlib.h>" "only checkpoint may")
+catches(checkpoint/load.hpp "#include <nlohmann/json.hpp>" "only checkpoint/detail/safetensors_header.hpp may")
+catches(checkpoint/load.hpp "#include <tutti/checkpoint/safetensors.hpp>" "and so a JSON parser")
 catches(checkpoint/forgotten.hpp "#include <vector>"
   "checkpoint/forgotten.hpp: is missing in checkpoint/checkpoint.hpp")
 catches(checkpoint/detail/save.hpp "#include <tutti/optimize/sgd.hpp>" "optimize is not below checkpoint")

@@ -13,11 +13,13 @@ step_fails("TUTTI_WITH_MPI=ON, but no MPI was found" ${without_mpi} -B ${WORK}/m
 step(${without_blas} -B ${WORK}/blas_auto)
 expect_output("tutti::blas: not provided")
 step_fails("TUTTI_WITH_BLAS=ON, but no CBLAS was found" ${without_blas} -B ${WORK}/blas_on -DTUTTI_WITH_BLAS=ON)
-set(without_zlib ${lean} -DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON -DTUTTI_WITH_MPI=OFF -DTUTTI_WITH_BLAS=OFF)
-step(${without_zlib} -B ${WORK}/checkpoint_auto)
-expect_output("tutti::checkpoint: not provided")
-step_fails("TUTTI_WITH_CHECKPOINT=ON, but no ZLIB was found" ${without_zlib} -B ${WORK}/checkpoint_on
-  -DTUTTI_WITH_CHECKPOINT=ON)
+foreach(package IN ITEMS ZLIB nlohmann_json)
+  set(without ${lean} -DCMAKE_DISABLE_FIND_PACKAGE_${package}=ON -DTUTTI_WITH_MPI=OFF -DTUTTI_WITH_BLAS=OFF)
+  step(${without} -B ${WORK}/checkpoint_auto_${package})
+  expect_output("tutti::checkpoint: not provided")
+  step_fails("TUTTI_WITH_CHECKPOINT=ON, but no ${package} was found" ${without} -B ${WORK}/checkpoint_on_${package}
+    -DTUTTI_WITH_CHECKPOINT=ON)
+endforeach()
 step(${without_cuda} -B ${WORK}/cuda_auto)
 expect_output("tutti::cuda: not provided")
 step_fails("TUTTI_WITH_CUDA=ON, but no CUDAToolkit was found" ${without_cuda} -B ${WORK}/cuda_on -DTUTTI_WITH_CUDA=ON)

@@ -67,6 +67,7 @@ endif()
 if(HAVE_CHECKPOINT)
   step(${WORK}/components/program_checkpoint ${WORK}/checkpoints)
   expect_output("step 7 comes back: 3")
+  expect_output("weights.safetensors has 1 tensor")
 endif()
 
 set(refused ${configure} -S ${CMAKE_CURRENT_LIST_DIR}/install -B ${WORK}/refused -DCMAKE_PREFIX_PATH=${WORK}/prefix
@@ -83,3 +84,5 @@ step_fails("tutti::nccl needs NCCL, which was not found" ${refused} -DCOMPONENTS
   -DCMAKE_DISABLE_FIND_PACKAGE_NCCL=ON)
 step_fails("tutti::checkpoint needs ZLIB, which was not found" ${refused} -DCOMPONENTS=checkpoint
   -DCMAKE_DISABLE_FIND_PACKAGE_ZLIB=ON)
+step_fails("tutti::checkpoint needs nlohmann_json, which was not found" ${refused} -DCOMPONENTS=checkpoint
+  -DCMAKE_DISABLE_FIND_PACKAGE_nlohmann_json=ON)

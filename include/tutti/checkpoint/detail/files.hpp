@@ -19,7 +19,7 @@
 #include <fcntl.h>     // open
 #include <sys/file.h>  // flock
 #include <sys/stat.h>  // mkdir, fstat
-#include <unistd.h>    // write, fsync, pread
+#include <unistd.h>    // write, fsync, pread, access
 
 #include <tutti/checkpoint/error.hpp>  // damaged_error
 #include <tutti/core/error.hpp>        // backend_error
@@ -32,6 +32,9 @@ namespace tutti::checkpoint {
 using file_hook = std::function<int(std::string_view operation, const std::string& path)>;
 
 namespace detail {
+
+/// Behind the name of what is being written, or was when somebody crashed.
+inline constexpr std::string_view unfinished = ".unfinished";
 
 [[noreturn]] inline void refuse_file(std::string_view verb, const std::string& path, int code) {
     const std::string text = std::generic_category().message(code);
@@ -128,6 +131,26 @@ public:
         if ((folder ? ::rmdir(path.c_str()) : ::unlink(path.c_str())) != 0 && errno != ENOENT) {
             refuse_file("remove", path, errno);
         }
+    }
+    /// A file that appears whole or not at all, in place of the one that is there: `fill` hands its bytes to what it is
+    /// given, which writes them beside; then they are made durable, renamed, and so is the name. What fails leaves the
+    /// old file. One writer of a path at a time: what a crash has left beside it goes.
+    template <class Fill> void replace(const std::string& path, Fill fill) const {
+        const std::string beside = path + std::string(unfinished);
+        if (::access(beside.c_str(), F_OK) == 0) { remove(beside, false); }
+        descriptor file = create(beside);
+        try {
+            fill([&](std::span<const std::byte> bytes) { write(file, beside, bytes); });
+            finish(std::move(file), beside);
+            rename(beside, path);
+        } catch (...) {
+            try {
+                remove(beside, false);
+            } catch (...) {}  // the next writer does it
+            throw;
+        }
+        const std::size_t name = path.find_last_of('/');
+        synchronize_directory(name == std::string::npos ? "." : path.substr(0, name == 0 ? 1 : name));
     }
 };
 

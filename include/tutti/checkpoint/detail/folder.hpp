@@ -28,7 +28,6 @@
 
 namespace tutti::checkpoint::detail {
 
-inline constexpr std::string_view unfinished = ".unfinished";
 inline constexpr std::uint64_t most_generations = 1'000'000'000'000'000'000;
 inline constexpr std::uint64_t most_manifest_bytes = std::uint64_t{1} << 31;
 
@@ -137,12 +136,7 @@ public:
         files_.synchronize_directory(from);
         files_.rename(from, to);
         files_.synchronize_directory(path_);
-        const std::string beside = manifest_of(to) + std::string(unfinished);
-        descriptor file = files_.create(beside);
-        files_.write(file, beside, encoded(m));
-        files_.finish(std::move(file), beside);
-        files_.rename(beside, manifest_of(to));
-        files_.synchronize_directory(to);
+        files_.replace(manifest_of(to), [&](const auto& put) { put(encoded(m)); });
     }
 
     /// Removes a checkpoint: by its name at once, then file by file. A crash leaves what is named unfinished.
