@@ -2,17 +2,14 @@
 // Needs checkpoint/checkpoint and any_strategy. --checkpoint, --checkpoint-every, --resume.
 #pragma once
 
-#include <array>        // what places the data
-#include <cstdint>      // steps
-#include <optional>     // a saver, if asked for
-#include <string>       // messages
-#include <string_view>  // names of entries
-#include <utility>      // move
+#include <array>     // what places the data
+#include <cstdint>   // steps
+#include <optional>  // a saver, if asked for
+#include <string>    // messages
 
 #include <fmt/format.h>  // messages
 
 #include <tutti/checkpoint/checkpoint.hpp>  // saver, load
-#include <tutti/core/element.hpp>           // size_of
 #include <tutti/core/queue.hpp>             // host_queue
 #include <tutti/core/state.hpp>             // state_of, hash_bytes
 
@@ -21,22 +18,11 @@
 
 namespace transformer {
 
-/// Whose an entry of a pipeline's strategy is. Parameters and their moments are the same on all ranks of data
-/// parallelism and shared out by ZeRO; local updates have them apart; compression leaves each rank what it owes.
-[[nodiscard]] inline tutti::checkpoint::ownership owner_of(const options& o, std::string_view entry) {
-    using enum tutti::checkpoint::ownership;
-    const bool counts_steps = entry == "optimizer/steps";
-    if (o.pipeline.starts_with("zero")) { return counts_steps ? replicated : sharded; }
-    if (!o.pipeline.starts_with("ddp") && o.pipeline != "local") { return local; }
-    const bool same = entry.find('/') != std::string_view::npos && entry != "exchange/window";
-    return same ? replicated : local;
-}
-
 /// The checkpoints of one rank's run.
 ///
-/// Semantics  resume and save are collective. `resume` gives the steps that are done: 0 where there is no checkpoint
-///            yet. After it, and where it loaded something, the caller tells the strategy (restored). `save` copies what
-///            it needs and returns; files are written beside the training. `finish` waits for the last one.
+/// Semantics  resume and save are collective. `resume` loads the strategy, where there is a checkpoint, and gives the
+///            steps that are done: 0 where there is none yet. `save` copies what it needs and returns; files are written
+///            beside the training. `finish` waits for the last one.
 ///            ZeRO's checkpoints, and those of plain data parallelism, load at any number of ranks; what compression owes
 ///            a rank then starts anew, with a note. Local updates need the number that has saved.
 /// Errors     bad_input: the checkpoint is of a run over other samples. As tutti::checkpoint otherwise.
@@ -53,14 +39,7 @@ template <class Comm, class Strategy> class checkpoints {
 public:
     checkpoints(const options& o, Strategy& attached, const corpus& text)
         : o_(o), strategy_(attached), trained_(attached.queue()), samples_(placed_by(o, text)) {
-        for (auto e : strategy_.state()) {
-            const auto whose = owner_of(o, e.name);
-            if (whose == tutti::checkpoint::ownership::local) {  // what it holds is all there is of it
-                e.shape = {e.data.size() / tutti::size_of(e.type)};
-                e.offset = 0;
-            }
-            trained_.add(std::move(e), whose);
-        }
+        trained_.add(strategy_.state());
         run_.add(tutti::state_of("trainer/samples", tutti::view<std::uint64_t>(samples_.data(), samples_.size())),
                  tutti::checkpoint::ownership::replicated);
     }
@@ -81,6 +60,7 @@ public:
                         : fmt::format("resumed from step {} in '{}'", found->step, o_.checkpoint));
         }
         if (found) {
+            strategy_.restored();
             for (const auto& why : found->damaged) { note(fmt::format("passed over {}", why)); }
             if (!found->kept.empty()) {
                 note(fmt::format("saved by {} ranks: what compression owed them is lost", found->ranks));

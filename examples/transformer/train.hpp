@@ -187,7 +187,6 @@ template <class Device, class Comm>
     if (!o.checkpoint.empty()) {
         kept.emplace(o, strategy, text);
         first_step = kept->resume(world, [&](const std::string& what) { shown.note(what); });
-        if (first_step != 0) { strategy.restored(); }
         if (first_step >= last_step) {
             throw bad_input(fmt::format("--resume: the run in '{}' is at step {}: nothing is left to do", o.checkpoint,
                                         first_step));

@@ -38,7 +38,10 @@ struct job {
     }
     void list_state(auto&& wanted) {
         for (const state_entry<>& e : strategy.state()) {
-            if (wanted(e.name)) { contents.add(e, is_residual(e.name) ? ownership::local : ownership::replicated); }
+            expect(e.whose == (is_residual(e.name) ? ownership::local : ownership::replicated), "{}", e.name);
+        }
+        for (const state_entry<>& e : strategy.state()) {
+            if (wanted(e.name)) { contents.add(e, e.whose); }
         }
         contents.add(state_of("samples", view<std::uint64_t>(&samples, 1)), ownership::replicated);
     }

@@ -396,7 +396,11 @@ TEST_CASE("a malformed file is refused with its name and what is wrong") {
     refused(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"stride":[1]}})",
             "tensor 'a' has an unknown field 'stride'");
     refused(R"({"a":{"dtype":"F32","shape":[2],"shape":[2],"data_offsets":[0,8]}})", "'a' has two fields 'shape'");
-    refused(R"({"a":)" + entry(f32, "[2]", "[0,8]") + R"(,"b":{"dtype":"F32"}})", "'b' lacks a proper");  // not of 'a'
+    for (const char* const lacking :  // what 'a' has is not taken for theirs
+         {R"("shape":[2],"data_offsets":[8,16])", R"("dtype":"F32","data_offsets":[8,16])",
+          R"("dtype":"F32","shape":[2])"}) {
+        refused(R"({"a":)" + entry(f32, "[2]", "[0,8]") + R"(,"b":{)" + lacking + "}}", "'b' lacks a proper", 16);
+    }
     refused(lone(R"("F31")", "[2]", "[0,8]"), "'a' has unknown type 'F31'");
     refused(lone(R"("f32")", "[2]", "[0,8]"), "'a' has unknown type 'f32'");
     refused(lone(f32, "[2]", "[8,0]"), "'a' has bytes 8 to 0 of 8");

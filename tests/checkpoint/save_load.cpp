@@ -270,16 +270,19 @@ TEST_CASE("contents: a wrong entry is refused when it is added") {
     CHECK(twice.size() == 1);
 }
 
-TEST_CASE("contents: a list is added by one ownership, or by what a function says") {
+TEST_CASE("contents: a list is added by one ownership, or by what its entries say") {
     std::vector<float> x(6);
-    const std::vector<state_entry<>> both{state_of("a", view<float>(x)), state_of("b/residual", view<float>(x))};
-    list by_function;
-    by_function.add(both, [](const state_entry<>& e) {
-        return e.name.ends_with("residual") ? ownership::local : ownership::replicated;
-    });
-    REQUIRE(by_function.size() == 2);
-    CHECK(!by_function.wanted(0).local);
-    CHECK(by_function.wanted(1).local);
+    const std::vector<state_entry<>> both{state_of("a", view<float>(x), ownership::replicated),
+                                          state_of("b", view<float>(x))};
+    list as_they_say;
+    as_they_say.add(both);
+    REQUIRE(as_they_say.size() == 2);
+    CHECK(!as_they_say.wanted(0).local);
+    CHECK(as_they_say.wanted(1).local);
+    list own;
+    own.add(own_entry(state_of("a", view<float>(x), ownership::sharded, {3, 4}, 6)), ownership::local);
+    CHECK(own.wanted(0).shape == std::vector<std::uint64_t>{6});
+    CHECK(own.wanted(0).offset == 0);
     list by_one;
     by_one.add(both, ownership::local);
     CHECK(by_one.wanted(0).local);

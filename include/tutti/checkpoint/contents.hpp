@@ -2,36 +2,30 @@
 // Needs core/state and checkpoint/detail/layout. A trainer lists what its strategy and itself need for a resume, once.
 #pragma once
 
-#include <algorithm>    // min
-#include <atomic>       // snapshots in use
-#include <concepts>     // same_as
-#include <cstddef>      // size_t
-#include <cstdint>      // numbers of the files
-#include <cstring>      // memset
-#include <functional>   // how bytes are read
-#include <memory>       // snapshots
-#include <span>         // lists
-#include <string>       // names
-#include <type_traits>  // is_invocable_r
-#include <utility>      // move
-#include <vector>       // entries
+#include <algorithm>   // min
+#include <atomic>      // snapshots in use
+#include <concepts>    // same_as
+#include <cstddef>     // size_t
+#include <cstdint>     // numbers of the files
+#include <cstring>     // memset
+#include <functional>  // how bytes are read
+#include <memory>      // snapshots
+#include <span>        // lists
+#include <string>      // names
+#include <utility>     // move
+#include <vector>      // entries
 
 #include <tutti/checkpoint/detail/layout.hpp>  // piece
 #include <tutti/core/buffer.hpp>               // snapshots
 #include <tutti/core/error.hpp>                // usage_error
 #include <tutti/core/partition.hpp>            // parts of what replicas share
 #include <tutti/core/queue.hpp>                // staging_queue
-#include <tutti/core/state.hpp>                // state_entry
+#include <tutti/core/state.hpp>                // state_entry, ownership
 #include <tutti/core/text.hpp>                 // formatted
 
 namespace tutti::checkpoint {
 
-/// Whose an entry is.
-enum class ownership : std::uint8_t {
-    sharded,     ///< each rank has elements of one tensor; together they have each of them once
-    replicated,  ///< every rank has the same whole tensor; each writes a part of it
-    local        ///< every rank has its own, which is nobody else's: residuals, random generators
-};
+using tutti::ownership;  // of what is replicated each rank writes a part
 
 namespace detail {
 
@@ -98,13 +92,12 @@ public:
         return *this;
     }
     contents& add(std::span<const entry_type> list, ownership whose) {
-        return add(list, [whose](const entry_type&) { return whose; });
+        for (const entry_type& e : list) { add(e, whose); }
+        return *this;
     }
-    /// `whose(entry)` says it for each.
-    template <class Whose>
-    requires std::is_invocable_r_v<ownership, Whose, const entry_type&> contents& add(std::span<const entry_type> list,
-                                                                                      Whose whose) {
-        for (const entry_type& e : list) { add(e, whose(e)); }
+    /// Each is whose it says, as strategies list them.
+    contents& add(std::span<const entry_type> list) {
+        for (const entry_type& e : list) { add(e, e.whose); }
         return *this;
     }
 

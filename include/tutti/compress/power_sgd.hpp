@@ -58,7 +58,8 @@ template <queue Q> class power_sgd_state {
         for (const place& p : places_) {
             const std::size_t cols = p.whole.cols;
             entries_.push_back(state_of(formatted("power_sgd.{}", p.whole.tensor),
-                                        kept_.view().sub(p.q, p.capacity * cols), {p.capacity, cols}));
+                                        kept_.view().sub(p.q, p.capacity * cols), ownership::replicated,
+                                        {p.capacity, cols}));
         }
     }
 

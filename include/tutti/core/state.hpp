@@ -6,12 +6,21 @@
 #include <cstdint>  // uint64_t
 #include <cstring>  // memcpy
 #include <string>   // names
+#include <utility>  // move
 #include <vector>   // shapes
 
-#include <tutti/core/config.hpp>  // TUTTI_HOST_DEVICE
-#include <tutti/core/view.hpp>    // view
+#include <tutti/core/config.hpp>   // TUTTI_HOST_DEVICE
+#include <tutti/core/element.hpp>  // dtype
+#include <tutti/core/view.hpp>     // view
 
 namespace tutti {
+
+/// Whose an entry is, among the ranks that keep it in step.
+enum class ownership : std::uint8_t {
+    sharded,     ///< each rank has elements of one tensor; together they have each of them once
+    replicated,  ///< every rank has the same whole tensor
+    local        ///< every rank has its own, which is nobody else's: residuals, random generators
+};
 
 /// One piece of state. `name` is unique in its list and stable between runs.
 template <memory M = host_memory> struct state_entry {
@@ -20,6 +29,7 @@ template <memory M = host_memory> struct state_entry {
     std::size_t offset = 0;          ///< first element of the logical tensor that this rank's piece holds
     dtype type = dtype::byte;
     view<std::byte, M> data;  ///< this rank's piece
+    ownership whose = ownership::local;
 };
 
 /// An entry over a typed view; `shape` empty means one dimension of the view's size.
@@ -28,6 +38,21 @@ template <transportable T, memory M>
                                       std::size_t offset = 0) {
     if (shape.empty()) { shape = {v.size()}; }
     return {std::move(name), std::move(shape), offset, dtype_of<T>, as_bytes(v)};
+}
+template <transportable T, memory M>
+[[nodiscard]] state_entry<M> state_of(std::string name, view<T, M> v, ownership whose,
+                                      std::vector<std::size_t> shape = {}, std::size_t offset = 0) {
+    state_entry<M> e = state_of(std::move(name), v, std::move(shape), offset);
+    e.whose = whose;
+    return e;
+}
+
+/// The entry as this rank's alone: what the rank holds is all there is of it.
+template <memory M> [[nodiscard]] state_entry<M> own_entry(state_entry<M> e) {
+    e.shape = {e.data.size() / size_of(e.type)};
+    e.offset = 0;
+    e.whose = ownership::local;
+    return e;
 }
 
 namespace detail {

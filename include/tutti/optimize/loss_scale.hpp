@@ -95,8 +95,9 @@ public:
     }
 
     [[nodiscard]] std::vector<state_entry<>> entries() noexcept {
-        return {state_of("loss_scale/value", view<double>(&value_, 1)),
-                state_of("loss_scale/steps", view<std::uint64_t>(counts_.data(), counts_.size()))};
+        return {
+            state_of("loss_scale/value", view<double>(&value_, 1), ownership::replicated),
+            state_of("loss_scale/steps", view<std::uint64_t>(counts_.data(), counts_.size()), ownership::replicated)};
     }
 };
 

@@ -171,13 +171,13 @@ template <std::copyable Compressor> struct compressed_mean {
             if (own.momentum) {
                 for (const auto& e : shared_->momentum->entries()) { entries_.push_back(e); }
             }
-            entries_.push_back(state_of("exchange/steps", counter_.view()));
+            entries_.push_back(state_of("exchange/steps", counter_.view(), ownership::replicated));
             if (rescale_) {
                 fill(q, kept_rate_.view(), rate_);
-                entries_.push_back(state_of("exchange/rate", kept_rate_.view()));
+                entries_.push_back(state_of("exchange/rate", kept_rate_.view(), ownership::replicated));
             }
             fill(q, kept_scale_.view(), scale_);
-            entries_.push_back(state_of("exchange/loss_scale", kept_scale_.view()));
+            entries_.push_back(state_of("exchange/loss_scale", kept_scale_.view(), ownership::replicated));
             regroup();
         }
 

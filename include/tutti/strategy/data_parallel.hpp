@@ -319,12 +319,12 @@ private:
                 const auto& p = parameters_[i];
                 auto shape = p.shape.empty() ? std::vector<std::size_t>{1} : p.shape;
                 state_.push_back(state_of(formatted("{}/{}", p.name, what), all.sub(plan_.offsets[i], p.value.size()),
-                                          std::move(shape)));
+                                          ownership::replicated, std::move(shape)));
             }
         };
         add("value", owned_);
         for (const auto& m : moments_->moments()) { add(m.name, m.values.view()); }
-        state_.push_back(state_of("optimizer/steps", moments_->counter()));
+        state_.push_back(state_of("optimizer/steps", moments_->counter(), ownership::replicated));
         for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
     }
 

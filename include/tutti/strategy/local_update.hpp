@@ -243,7 +243,7 @@ public:
         lane_.drain();
         outer_->save();
         state_.clear();
-        for (const state_entry<M>& e : inner_.state()) { state_.push_back(e); }
+        for (const state_entry<M>& e : inner_.state()) { state_.push_back(own_entry(e)); }
         for (const state_entry<M>& e : outer_->entries()) { state_.push_back(e); }
         for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
         return state_;

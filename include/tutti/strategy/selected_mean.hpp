@@ -133,9 +133,11 @@ template <std::copyable Compressor> struct selected_mean {
             fill(queue_, kept_levels_.view(), how.mean.level);
             fill(queue_, kept_norms_.view(), 0.0);
             selection_.emplace(how, comm, std::move(tensors), std::move(table), plan.elements, lanes);
-            entries_.push_back(state_of("exchange/levels", kept_levels_.view()));
+            entries_.push_back(state_of("exchange/levels", kept_levels_.view(), ownership::replicated));
             entries_.push_back(state_of("exchange/window", selection_->window()));
-            if (how.critical) { entries_.push_back(state_of("exchange/norms", kept_norms_.view())); }
+            if (how.critical) {
+                entries_.push_back(state_of("exchange/norms", kept_norms_.view(), ownership::replicated));
+            }
         }
 
         void begin(double rate, double loss_scale) {

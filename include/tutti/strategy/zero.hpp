@@ -385,12 +385,13 @@ private:
                 const detail::owned_piece own = own_of(list, i);
                 auto shape = list[i].shape.empty() ? std::vector<std::size_t>{1} : list[i].shape;
                 state_.push_back(state_of(formatted("{}/{}", list[i].name, what), all.sub(own.place, own.count),
-                                          std::move(shape), own.first - plan_->buckets().offsets[i]));
+                                          ownership::sharded, std::move(shape),
+                                          own.first - plan_->buckets().offsets[i]));
             }
         };
         add("value", owned_.view());
         for (const auto& m : moments_->moments()) { add(m.name, m.values.view()); }
-        state_.push_back(state_of("optimizer/steps", moments_->counter()));
+        state_.push_back(state_of("optimizer/steps", moments_->counter(), ownership::replicated));
         for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
     }
 

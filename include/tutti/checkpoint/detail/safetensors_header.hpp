@@ -127,7 +127,7 @@ class safetensors_reader {
         field_ = static_cast<field>(i);
     }
     void take_tensor() {
-        if (type_ == nullptr || !had_[1] || places_ != 2) { improper(); }
+        if (!had_[0] || !had_[1] || places_ != 2) { improper(); }
         tensor_.type = type_->name;
         tensor_.element = type_->element;
         tensor_.first = place_[0];
@@ -181,7 +181,6 @@ public:
         if (depth_ > 1) { improper(); }
         if (++depth_ == 2 && !in_metadata_) {
             tensor_ = {};
-            type_ = nullptr;
             places_ = 0;
             had_ = {};
         }
