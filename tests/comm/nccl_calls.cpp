@@ -109,12 +109,90 @@ TEST_CASE_FIXTURE(fixture, "each collective is the NCCL calls that it says") {
     CHECK(with([&](nccl& c, auto in, auto out) {
               c.reduce_scatter_v(in.sub(0, 5), out.sub(0, uneven[static_cast<std::size_t>(c.rank())]), uneven, sum{});
           }) == words{"GroupStart", "Reduce:20", "GroupEnd"});
+    for (const auto& table : {std::vector<std::size_t>{4, 3}, {3, 4}, {4, 4}}) {
+        CAPTURE(table[0]);
+        const std::size_t all = table[0] + table[1];
+        CHECK(with([&](nccl& c, auto in, auto out) {
+                  c.all_gather_v(in.sub(0, table[static_cast<std::size_t>(c.rank())]), out.sub(0, all), table);
+              }) == words{"AllGather:16"});
+        CHECK(with([&](nccl& c, auto in, auto out) {
+                  c.reduce_scatter_v(in.sub(0, all), out.sub(0, table[static_cast<std::size_t>(c.rank())]), table,
+                                     mean{});
+              }) == words{"ReduceScatter:16"});
+    }
+    const std::vector<std::size_t> too_uneven{5, 2};  // 10 are more than a quarter over 7
+    CHECK(with([&](nccl& c, auto in, auto out) {
+              c.all_gather_v(in.sub(0, too_uneven[static_cast<std::size_t>(c.rank())]), out.sub(0, 7), too_uneven);
+          }) == words{"GroupStart", "Broadcast:20", "Broadcast:8", "GroupEnd"});
+    CHECK(with([&](nccl& c, auto in, auto out) {
+              c.reduce_scatter_v(in.sub(0, 7), out.sub(0, too_uneven[static_cast<std::size_t>(c.rank())]), too_uneven,
+                                 sum{});
+          }) == words{"GroupStart", "Reduce:20", "Reduce:8", "GroupEnd"});
     CHECK(with([](nccl& c, auto in, auto out) {
               const int peer = 1 - c.rank();
               c.exchange(std::vector{comm::send_to(peer, in.sub(0, 3)), comm::receive_from(peer, out.sub(0, 3)),
                                      comm::send_to(c.rank(), in.sub(4, 1)),
                                      comm::receive_from(c.rank(), out.sub(4, 1))});
           }) == words{"GroupStart", "Send:12", "Recv:12", "GroupEnd"});
+}
+
+TEST_CASE_FIXTURE(fixture, "parts that are nearly equal go through scratch that goes back, with as few copies as can be") {
+    std::barrier together(2);  // counters are those of all ranks
+    nccl::launch(2, [&](nccl& c) {
+        const std::vector<std::size_t> table{40, 36};
+        const auto me = static_cast<std::size_t>(c.rank());
+        const std::size_t first = me == 0 ? 0 : table[0];
+        const device_buffer whole(c.queue(), 76);
+        const device_buffer other(c.queue(), 76);
+        const auto part = whole.view().sub(first, table[me]);
+        const std::size_t held = c.queue().account().live();
+        const auto copies_of = [&](auto use) {
+            c.synchronize();
+            together.arrive_and_wait();
+            const std::size_t before = cuda::calls("cudaMemcpyAsync");
+            together.arrive_and_wait();
+            use();
+            together.arrive_and_wait();
+            const std::size_t made = cuda::calls("cudaMemcpyAsync") - before;
+            together.arrive_and_wait();
+            expect(c.queue().account().live() == held, "scratch was kept");
+            return made;
+        };
+        // Both parts into the scratch on both ranks, and the shorter one out of it.
+        expect(copies_of([&] { c.reduce_scatter_v(whole.view(), other.view().sub(0, table[me]), table, sum{}); }) == 5,
+               "reduce_scatter_v");
+        expect(copies_of([&] { c.reduce_scatter_v(whole.view(), part, table, sum{}); }) == 5, "the same in place");
+        // The shorter part into the scratch, all parts to their places; in place but one's own.
+        expect(copies_of([&] { c.all_gather_v(other.view().sub(0, table[me]), whole.view(), table); }) == 5,
+               "all_gather_v");
+        expect(copies_of([&] { c.all_gather_v(part, whole.view(), table); }) == 3, "the same in place");
+        const std::vector<std::size_t> equal{38, 38};
+        const auto equal_part = whole.view().sub(38 * me, 38);
+        expect(copies_of([&] {
+                   c.reduce_scatter_v(whole.view(), equal_part, equal, sum{});
+                   c.all_gather_v(equal_part, whole.view(), equal);
+               }) == 0,
+               "equal parts are copied");
+    });
+}
+
+TEST_CASE_FIXTURE(fixture, "nearly equal parts that are captured need no scratch, which a graph would keep") {
+    CHECK(calls_of(2,
+                   [](nccl& c) {
+                       const std::vector<std::size_t> table{4, 3};
+                       const auto me = static_cast<std::size_t>(c.rank());
+                       const device_buffer b(c.queue(), 7);
+                       const auto part = b.view().sub(me == 0 ? 0 : 4, table[me]);
+                       const cudaStream_t stream = c.queue().stream();
+                       cudaGraph_t graph = nullptr;
+                       tutti::detail::check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
+                                                 "begin");
+                       c.reduce_scatter_v(b.view(), part, table, sum{});
+                       c.all_gather_v(part, b.view(), table);
+                       tutti::detail::check_cuda(cudaStreamEndCapture(stream, &graph), "end");
+                       tutti::detail::check_cuda(cudaGraphDestroy(graph), "destroy");
+                   }) == words{"GroupStart", "Reduce:16", "Reduce:12", "GroupEnd", "GroupStart", "Broadcast:16",
+                               "Broadcast:12", "GroupEnd"});
 }
 
 TEST_CASE_FIXTURE(fixture, "a start that fails on one rank fails on all, with its cause") {

@@ -41,7 +41,10 @@ namespace tutti::comm {
 ///              with rings and trees.
 /// Threads      as the concept says. A watchdog thread belongs to each root communicator.
 /// Cost         the call of NCCL, and some 0.1 us for checks, a lock and the clock; between two communicators of a
-///              family also an event.
+///              family also an event. reduce_scatter_v and all_gather_v of parts whose number times the largest is at
+///              most 1.25 times the whole: one NCCL collective, and for parts that are not equal scratch of that size
+///              while it runs and a copy of the whole. Of other parts, and of all unequal ones while a graph is
+///              captured: n reduces in a group, which are n/2 times the traffic, and n broadcasts.
 /// Errors       timeout_error, on the rank that finds out, when a collective takes longer than the timeout: it names
 ///              the ranks that did not come, or no longer answer; aborted_error with that text on the others, within
 ///              some 50 ms. They come from the next call and from every host wait for this queue or a sibling.

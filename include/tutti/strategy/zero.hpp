@@ -94,7 +94,9 @@ concept can_shard = comm::can_broadcast<C, T> && comm::can_reduce_scatter<C, T, 
 ///                stage 3 2k times, less the buckets that are still there: the two at the turn from forward to
 ///                backward, and from micro-batch to micro-batch the one where backward ends. The norm: all_reduce of
 ///                8 bytes a block, and of the blocks in which buckets meet.
-///     passes     zero, norm and update of p elements; rounding. NCCL has no uneven reduce_scatter: see comm/nccl.
+///     passes     zero, norm and update of p elements; rounding. NCCL has no uneven collectives: parts of buckets of four
+///                blocks a rank or more are nearly equal, which costs it a copy of each bucket, and scratch of 1.25 L
+///                while that is on its way; parts of smaller ones are sent in n operations: see comm/nccl.
 /// Errors       usage_error naming the parameter on wrong order of calls; mismatch_error from attach and finish, and
 ///              from stage 3 when ranks use values in different orders, or one leaves the order of its first micro-batch;
 ///              those of the communicator from step, flush and finish, in stage 3 from before_use too. A rank that

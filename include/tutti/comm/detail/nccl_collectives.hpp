@@ -1,10 +1,12 @@
 // nccl_collectives: one call at the byte level, as NCCL operations on a stream.
-// Needs comm/detail/nccl_calls. What NCCL has no collective for is a group of its operations.
+// Needs comm/detail/nccl_calls. What NCCL has no collective for is another one between copies, or a group of operations.
 #pragma once
 
-#include <cstddef>  // size_t
-#include <cstdint>  // barrier's element
-#include <vector>   // messages to oneself
+#include <algorithm>  // max_element
+#include <cstddef>    // size_t, byte
+#include <cstdint>    // barrier's element
+#include <numeric>    // accumulate
+#include <vector>     // messages to oneself
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -12,6 +14,7 @@
 #include <tutti/comm/call.hpp>               // call
 #include <tutti/comm/detail/call_check.hpp>  // offset_of
 #include <tutti/comm/detail/nccl_calls.hpp>  // checked calls
+#include <tutti/core/buffer.hpp>             // scratch
 #include <tutti/core/cuda_queue.hpp>         // cuda_queue
 #include <tutti/core/error.hpp>              // usage_error
 #include <tutti/core/text.hpp>               // formatted
@@ -20,8 +23,12 @@ namespace tutti::comm::detail {
 
 /// Enqueues `c` on the queue's stream. `cell` is a byte of device memory for barriers.
 ///
-/// Cost  all_gather_v: n broadcasts in a group; reduce_scatter_v: n reduces in a group, n/2 times the traffic of an
-///       even one; gather, scatter and all_to_all: grouped messages. One rank: a copy, none in place.
+/// Cost  reduce_scatter_v and all_gather_v of equal parts are the even collective. Of parts that are nearly equal, at
+///       most a quarter of the whole smaller than n times the largest one, they are too, between copies: in scratch of
+///       that size, allocated and released in the stream's order, every part is as long as the largest. A call reads and
+///       writes the whole once more. Other parts, and all unequal ones in a capture, whose graph would keep the scratch:
+///       reduce_scatter_v is n reduces in a group, n/2 times the traffic of an even one, and all_gather_v n broadcasts
+///       in a group. gather, scatter and all_to_all: grouped messages. One rank: a copy, none in place.
 class nccl_collective {
     ncclComm_t comm_;
     const cuda_queue& queue_;
@@ -51,20 +58,13 @@ public:
             return c_.out_count == 0 ? void()
                                      : expect(ncclAllReduce(c_.in, c_.out, c_.out_count, type(), op(), comm_, stream()),
                                               "ncclAllReduce");
-        case collective::reduce_scatter:
-            return c_.out_count == 0
-                       ? void()
-                       : expect(ncclReduceScatter(c_.in, c_.out, c_.out_count, type(), op(), comm_, stream()),
-                                "ncclReduceScatter");
+        case collective::reduce_scatter: return reduce_scatter(c_.in, c_.out, c_.out_count);
         case collective::reduce:
             return c_.in_count == 0
                        ? void()
                        : expect(ncclReduce(c_.in, c_.out, c_.in_count, type(), op(), c_.root, comm_, stream()),
                                 "ncclReduce");
-        case collective::all_gather:
-            return c_.in_count == 0 ? void()
-                                    : expect(ncclAllGather(c_.in, c_.out, c_.in_bytes(), ncclUint8, comm_, stream()),
-                                             "ncclAllGather");
+        case collective::all_gather: return all_gather(c_.in, c_.out, c_.in_count);
         case collective::broadcast:
             return c_.out_count == 0
                        ? void()
@@ -106,7 +106,49 @@ private:
         if (in != out) { queue_.copy(out, in, bytes, cudaMemcpyDeviceToDevice); }
     }
 
+    // How unequal parts travel. Ranks agree: they have the same table, and capture a call all or none.
+    enum class parts { equal, nearly_equal, unequal };
+    [[nodiscard]] parts shape_of_parts() const {
+        const auto [least, most] = std::minmax_element(c_.send_counts.begin(), c_.send_counts.end());
+        if (*least == *most) { return parts::equal; }
+        const std::size_t total = std::accumulate(c_.send_counts.begin(), c_.send_counts.end(), std::size_t{0});
+        const bool nearly = *most * ranks_ <= total + total / 4;
+        return nearly && queue_.capture() == 0 ? parts::nearly_equal : parts::unequal;
+    }
+    [[nodiscard]] std::size_t largest_part() const {
+        return *std::max_element(c_.send_counts.begin(), c_.send_counts.end());
+    }
+    void reduce_scatter(const void* in, void* out, std::size_t each) const {
+        if (each == 0) { return; }
+        expect(ncclReduceScatter(in, out, each, type(), op(), comm_, stream()), "ncclReduceScatter");
+    }
+    void all_gather(const void* in, void* out, std::size_t each) const {
+        if (each == 0) { return; }
+        expect(ncclAllGather(in, out, each * c_.element_size, ncclUint8, comm_, stream()), "ncclAllGather");
+    }
+
     void reduce_scatter_v() const {
+        switch (shape_of_parts()) {
+        case parts::equal: return reduce_scatter(c_.in, c_.out, c_.out_count);
+        case parts::nearly_equal: return reduce_scatter_padded();
+        case parts::unequal: return reduce_scatter_grouped();
+        }
+    }
+    // What lies behind a shorter part is reduced too, and nobody looks at it.
+    void reduce_scatter_padded() const {
+        const std::size_t each = largest_part() * c_.element_size;
+        const buffer<std::byte, cuda_queue> scratch(queue_, each * ranks_);
+        std::size_t first = 0;
+        for (std::size_t r = 0; r < ranks_; ++r) {
+            copy(in_at(first), scratch.data() + r * each, c_.send_counts[r] * c_.element_size);
+            first += c_.send_counts[r];
+        }
+        const bool fits = c_.out_bytes() == each;
+        std::byte* const own = scratch.data() + me_ * each;
+        reduce_scatter(scratch.data(), fits ? c_.out : own, largest_part());
+        if (!fits) { copy(own, c_.out, c_.out_bytes()); }
+    }
+    void reduce_scatter_grouped() const {
         nccl_group(context_, [&] {
             std::size_t first = 0;
             for (std::size_t r = 0; r < ranks_; ++r) {
@@ -121,6 +163,28 @@ private:
         });
     }
     void all_gather_v() const {
+        switch (shape_of_parts()) {
+        case parts::equal: return all_gather(c_.in, c_.out, c_.in_count);
+        case parts::nearly_equal: return all_gather_padded();
+        case parts::unequal: return all_gather_grouped();
+        }
+    }
+    void all_gather_padded() const {
+        const std::size_t each = largest_part() * c_.element_size;
+        const buffer<std::byte, cuda_queue> scratch(queue_, each * ranks_);
+        std::byte* const own = scratch.data() + me_ * each;
+        const bool fits = c_.in_bytes() == each;
+        if (!fits) { copy(c_.in, own, c_.in_bytes()); }
+        all_gather(fits ? c_.in : own, scratch.data(), largest_part());
+        std::size_t first = 0;
+        for (std::size_t r = 0; r < ranks_; ++r) {
+            // A rank's own part may be where it belongs already.
+            const void* const from = r == me_ ? c_.in : scratch.data() + r * each;
+            copy(from, out_at(first), c_.send_counts[r] * c_.element_size);
+            first += c_.send_counts[r];
+        }
+    }
+    void all_gather_grouped() const {
         nccl_group(context_, [&] {
             std::size_t first = 0;
             for (std::size_t r = 0; r < ranks_; ++r) {
