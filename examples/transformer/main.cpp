@@ -128,9 +128,6 @@ void check(options& o, int processes) {
     }
     complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
     if (o.device == "cuda") {
-        if (!pipelines_known::runs_on_gpu(o.pipeline)) {
-            throw bad_input(fmt::format("--pipeline: '{}' trains on the CPU alone", o.pipeline));
-        }
 #if TRANSFORMER_WITH_CUDA
         gpu::expect_devices(o);
 #else

@@ -37,18 +37,13 @@ template <class... Each> struct pipeline_list {
     [[nodiscard]] static bool is_single_rank(std::string_view name) {
         return ((name == Each::name && Each::single_rank) || ...);
     }
-    [[nodiscard]] static bool runs_on_gpu(std::string_view name) {
-        return ((name == Each::name && Each::on_gpu) || ...);
-    }
-    /// The strategy of the pipeline that o names; it is one that `has` knows, and on a GPU one that runs there.
+    /// The strategy of the pipeline that o names; it is one that `has` knows.
     template <class T, class Comm>
     [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,
                                                                      tutti::schedule::timeline* trace) {
         any_strategy<T, tutti::queue_of<Comm>> made;
         const auto make_one = [&]<class P>(std::type_identity<P>) {
-            if constexpr (P::on_gpu || tutti::queue_of<Comm>::executes_inline) {
-                if (o.pipeline == P::name) { made = P::template make<T>(std::move(comm), o, trace); }
-            }
+            if (o.pipeline == P::name) { made = P::template make<T>(std::move(comm), o, trace); }
         };
         (make_one(std::type_identity<Each>()), ...);
         return made;

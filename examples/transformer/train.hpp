@@ -2,16 +2,16 @@
 // Needs model, data, report, progress. All ranks call train() with the same options and text.
 #pragma once
 
-#include <algorithm>    // nth_element
-#include <chrono>       // step times
-#include <cmath>        // pow
-#include <cstdint>      // tokens
-#include <memory>       // ledger
-#include <numeric>      // reduce
-#include <optional>     // checkpoints
-#include <stdexcept>    // a run that diverged
-#include <type_traits>  // is_same
-#include <vector>       // losses
+#include <algorithm>  // nth_element
+#include <chrono>     // step times
+#include <cmath>      // pow
+#include <cstdint>    // tokens
+#include <memory>     // ledger
+#include <numeric>    // reduce
+#include <optional>   // checkpoints
+#include <span>       // weights
+#include <stdexcept>  // a run that diverged
+#include <vector>     // losses
 
 #include <tutti/comm/call.hpp>               // an all_reduce that is only counted
 #include <tutti/comm/cost.hpp>               // wire_bytes
@@ -24,6 +24,7 @@
 #include "checkpoints.hpp"
 #include "data.hpp"
 #include "device.hpp"
+#include "masters.hpp"
 #include "model.hpp"
 #include "options.hpp"
 #include "progress.hpp"
@@ -145,35 +146,26 @@ template <class Device, class Comm>
     tutti::comm::counted training(device.communicator(world, o));
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
-    model<Math> net(o.model, o.micro_batch, o.seed, device.make_math(), static_cast<recompute>(o.recompute));
-    auto strategy = make_strategy<T>(std::move(training), o, &trace);
-    // Files hold what the optimizer works on: where the model computes in bfloat16 that is the strategy's own floats.
-    using master = tutti::master_t<T>;
-    constexpr bool owns_more = !std::is_same_v<T, master>;
-    const auto exact_values = [&](std::size_t i) {
-        if constexpr (owns_more) {
-            std::size_t first = 0;
-            for (std::size_t before = 0; before < i; ++before) { first += net.parameters()[before].value.size(); }
-            return strategy.owned().sub(first, net.parameters()[i].value.size());
-        } else {
-            return net.parameters()[i].value;
-        }
-    };
-    const auto load = [&] {
-        weights_file start(o.load, o.model);
+    // The model works on the strategy's queue, and is there for longer than it.
+    auto made = make_strategy<T>(std::move(training), o, &trace);
+    model<Math> net(o.model, o.micro_batch, o.seed, device.make_math(made.queue()),
+                    static_cast<recompute>(o.recompute));
+    auto strategy = std::move(made);
+    std::optional<weights_file> start;
+    if (!o.load.empty()) {
+        start.emplace(o.load, o.model);
         for (std::size_t i = 0; i < net.parameters().size(); ++i) {
-            std::vector<master> values(net.parameters()[i].value.size());
-            start.read(i, tutti::view<master>(values));
-            net.put(values, exact_values(i));
+            std::vector<T> values(net.parameters()[i].value.size());
+            start->read(i, tutti::view<T>(values));
+            net.put(values, net.parameters()[i].value);
         }
-    };
-    if (!o.load.empty() && !owns_more) { load(); }
-    strategy.attach(net.parameters());
-    if (!o.load.empty() && owns_more) {
-        load();
-        strategy.restored();
+        world.agree(net.hash(), "weights loaded");
     }
-    if (!o.load.empty()) { world.agree(net.hash(), "weights loaded"); }
+    strategy.attach(net.parameters());
+    if constexpr (has_masters<T>) {
+        if (start) { read_masters(*start, net, strategy); }
+    }
+    start.reset();
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
                                                               .minimum = o.final_learning_rate(),
@@ -278,10 +270,18 @@ template <class Device, class Comm>
     r.parameter_hash = net.hash();
     world.agree(r.parameter_hash, "parameters after training");
     published<T, typename model<Math>::memory_type> weights{net.parameters()};
-    if (world.rank() == 0 && !o.save.empty()) {
-        write_weights(o.save, net.parameters(), [&](std::size_t i) {
-            return net.on_host(tutti::view<const master, typename model<Math>::memory_type>(exact_values(i)));
-        });
+    if (!o.save.empty()) {
+        if constexpr (has_masters<T>) {
+            const auto masters = gather_masters(world, net, strategy);
+            if (world.rank() == 0) {
+                write_weights(o.save, net.parameters(),
+                              [&](std::size_t i) { return std::span<const tutti::master_t<T>>(masters[i]); });
+            }
+        } else if (world.rank() == 0) {
+            write_weights(o.save, net.parameters(), [&](std::size_t i) {
+                return net.on_host(tutti::view<const T, typename model<Math>::memory_type>(net.parameters()[i].value));
+            });
+        }
     }
     r.validation.emplace_back(last_step, evaluate(net, weights, text.validation(), world));
     if (world.rank() == 0 && !o.quiet) {

@@ -136,7 +136,7 @@ TEST_CASE_FIXTURE(fixture, "each collective is the NCCL calls that it says") {
           }) == words{"GroupStart", "Send:12", "Recv:12", "GroupEnd"});
 }
 
-TEST_CASE_FIXTURE(fixture, "parts that are nearly equal go through scratch that goes back, with as few copies as can be") {
+TEST_CASE_FIXTURE(fixture, "nearly equal parts go through scratch that goes back, with as few copies as can be") {
     std::barrier together(2);  // counters are those of all ranks
     nccl::launch(2, [&](nccl& c) {
         const std::vector<std::size_t> table{40, 36};

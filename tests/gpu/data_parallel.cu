@@ -6,55 +6,25 @@
 #include <cstring>    // memcmp
 #include <optional>   // seed
 #include <string>     // names
-#include <tuple>      // inputs and outputs
 #include <utility>    // pair
 #include <vector>     // values
 
 #include <doctest/doctest.h>  // checks
 
 #include <tutti/comm/self.hpp>       // one rank
-#include <tutti/core/philox.hpp>     // noise
 #include <tutti/core/buffer.hpp>     // storage
 #include <tutti/optimize/adamw.hpp>  // optimizer
 
 #include "device.hpp"  // require_device
+#include "toy.hpp"     // what is trained
 
 using namespace tutti;
 
-namespace test_of_data_parallel {
-
-// g += what would be a gradient: a function of the value and of positions in the run.
-template <class T, memory M> struct slope_operation {
-    static constexpr std::string_view name = "slope";
-    view<const T, M> x;
-    view<T, M> g;
-    std::uint32_t sample;
-    [[nodiscard]] tutti::cost cost() const noexcept { return {}; }
-    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(x, g); }
-    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(g); }
-    [[nodiscard]] TUTTI_HOST_DEVICE T result(std::size_t i, T at, T before) const noexcept {
-        const exact noise(random_stream{.seed = 5, .stream = sample}.normal(i));
-        const exact pull = exact(static_cast<float>(at)) + noise;
-        return static_cast<T>((exact(static_cast<float>(before)) + pull).value);
-    }
-    void operator()() const { tutti::detail::for_each_element(*this); }
-};
-
-}  // namespace test_of_data_parallel
-
 namespace {
 
-using test_of_data_parallel::slope_operation;
-
-const std::vector<std::size_t> sizes{1, 3000, 64, 10000, 7};
-
-template <class T> std::vector<T> initial(std::size_t p) {
-    std::vector<T> v(sizes[p]);
-    for (std::size_t i = 0; i < v.size(); ++i) {
-        v[i] = static_cast<T>(random_stream{.seed = 6, .stream = static_cast<std::uint32_t>(p)}.normal(i));
-    }
-    return v;
-}
+using test::initial;
+using test::slope_operation;
+using test::toy_sizes;
 
 // Five steps of two micro-batches each; gives the values and the norms.
 template <class T, queue Q, class Copy>
@@ -64,12 +34,12 @@ std::pair<std::vector<std::vector<T>>, std::vector<double>> train(Q q, Copy to_m
     std::vector<buffer<T, Q>> values;
     std::vector<buffer<T, Q>> gradients;
     strategy::parameters<T, M> list;
-    for (std::size_t p = 0; p < sizes.size(); ++p) {
-        values.emplace_back(q, sizes[p]);
-        gradients.emplace_back(q, own_gradients ? sizes[p] : 0);
+    for (std::size_t p = 0; p < toy_sizes.size(); ++p) {
+        values.emplace_back(q, toy_sizes[p]);
+        gradients.emplace_back(q, own_gradients ? toy_sizes[p] : 0);
         to_memory(q, initial<T>(p), values.back().view());
         list.push_back(
-            {"p" + std::to_string(p), {sizes[p]}, p % 2 == 0, values.back().view(), gradients.back().view()});
+            {"p" + std::to_string(p), {toy_sizes[p]}, p % 2 == 0, values.back().view(), gradients.back().view()});
     }
     strategy::data_parallel<comm::self<Q>, optimize::adamw, T> s(
         comm::self<Q>(q), {}, {.bucket_bytes = 4096, .stochastic_rounding_seed = seed});
@@ -78,7 +48,7 @@ std::pair<std::vector<std::vector<T>>, std::vector<double>> train(Q q, Copy to_m
     for (std::uint32_t step = 0; step < 5; ++step) {
         for (std::uint32_t m = 0; m < 2; ++m) {
             s.begin({static_cast<int>(m), 2});
-            for (std::size_t p = sizes.size(); p-- > 0;) {
+            for (std::size_t p = toy_sizes.size(); p-- > 0;) {
                 const auto sample = 100 * step + 10 * static_cast<std::uint32_t>(p) + m;
                 run(s.queue(), slope_operation<T, M>{s.before_use(p), s.gradient(p), sample});
                 s.after_use(p);
@@ -89,10 +59,10 @@ std::pair<std::vector<std::vector<T>>, std::vector<double>> train(Q q, Copy to_m
     }
     s.finish();
     std::vector<std::vector<T>> result;
-    for (std::size_t p = 0; p < sizes.size(); ++p) {
-        result.emplace_back(sizes[p]);
+    for (std::size_t p = 0; p < toy_sizes.size(); ++p) {
+        result.emplace_back(toy_sizes[p]);
         if constexpr (Q::executes_inline) {
-            std::copy_n(values[p].data(), sizes[p], result.back().begin());
+            std::copy_n(values[p].data(), toy_sizes[p], result.back().begin());
         } else {
             download(q, values[p].view(), view<T>(result.back()));
         }
@@ -123,9 +93,9 @@ TEST_CASE_TEMPLATE("a GPU gives the bits of the host", T, float, bfloat16) {
             },
             own_gradients, seed);
         CHECK(host_norms == device_norms);
-        for (std::size_t p = 0; p < sizes.size(); ++p) {
+        for (std::size_t p = 0; p < toy_sizes.size(); ++p) {
             CAPTURE(p);
-            CHECK(std::memcmp(host[p].data(), device[p].data(), sizes[p] * sizeof(T)) == 0);
+            CHECK(std::memcmp(host[p].data(), device[p].data(), toy_sizes[p] * sizeof(T)) == 0);
         }
         CHECK(host_norms.front() > 1);  // clipping took part
     }

@@ -7,39 +7,10 @@ Needs nothing beyond Python's standard library. Exits with 77, and the reason, w
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 
-PROGRAM, MPIRUN = sys.argv[1], sys.argv[2:]
-MODEL = ["--layers", "2", "--heads", "4", "--width", "128", "--context", "64", "--batch", "16", "--quiet"]
-
-
-def gpus():
-    try:
-        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError):
-        return 0
-    return sum(line.startswith("GPU ") for line in listed.splitlines())
-
-
-def train(folder, *options, launcher=()):
-    """The report of a run."""
-    report = os.path.join(folder, "report.json")
-    command = [*launcher, PROGRAM, "--device", "cuda", *MODEL, "--report", report, *options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if run.returncode != 0:
-        sys.exit("%s\nfailed (%d): %s" % (" ".join(command), run.returncode, run.stderr))
-    with open(report) as file:
-        return json.load(file)
-
-
-def processes(count, present):
-    """mpirun's command for that many ranks. Ranks that share a GPU must be on hosts of their own for NCCL."""
-    command = [*MPIRUN, "-n", str(count)]
-    if count > present:
-        command += ["sh", "-c", 'NCCL_HOSTID="host $OMPI_COMM_WORLD_RANK" exec "$0" "$@"']
-    return command
+from trainer_runs import MPIRUN, expect_close, gpus, losses, processes, train, write_text
 
 
 def check_trace(folder, report):
@@ -67,17 +38,6 @@ def check_trace(folder, report):
     print("exposed communication: %.1f us in the trace, %.1f us in the report" % (exposed, told))
     if abs(exposed - told) > 1 + 1e-3 * told:
         sys.exit("trace and report disagree on the exposed communication")
-
-
-def losses(report):
-    return [loss for _, loss in report["loss"]["curve"]]
-
-
-def expect_close(what, got, want, bar):
-    worst = max(abs(a - b) / b for a, b in zip(got, want))
-    print("%s: losses differ by at most %.2g of their size (bar %.0e)" % (what, worst, bar))
-    if len(got) != len(want) or not worst <= bar:
-        sys.exit("%s: %s, expected %s" % (what, got, want))
 
 
 FAMILIES = (("quantize", "ddp-4bit"), ("topk", "ddp-topk"), ("powersgd", "ddp-powersgd"))
@@ -122,9 +82,7 @@ def main():
         print("skipped: no GPU answers nvidia-smi")
         return 77
     with tempfile.TemporaryDirectory() as folder:
-        text = os.path.join(folder, "text.txt")
-        with open(text, "wb") as file:
-            file.write(bytes(ord("a") + i * i % 23 % 17 for i in range(40000)))
+        text = write_text(folder)
         # Sums in another order: rounding of floats; gradients of 16 bits (2^-9) are rounded once more on several GPUs.
         for precision, bar in (("float", 1e-5), ("bf16", 2e-2)):
             options = ["--data", text, "--steps", "20", "--precision", precision]

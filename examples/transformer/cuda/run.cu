@@ -6,9 +6,10 @@
 #include <fmt/format.h>  // messages
 
 #if TRANSFORMER_WITH_NCCL
-#include <tutti/comm/nccl.hpp>  // several GPUs
-#endif
+#include <tutti/comm/nccl.hpp>  // any number of GPUs
+#else
 #include <tutti/comm/self.hpp>  // one GPU
+#endif
 
 #include "../train.hpp"
 #include "math.cuh"
@@ -16,22 +17,6 @@
 namespace transformer::gpu {
 
 namespace {
-
-/// What replicas on one GPU train over, and on several.
-struct alone {
-    template <class World>
-    [[nodiscard]] static tutti::comm::self<tutti::cuda_queue> communicator(World&, const tutti::cuda_queue& q) {
-        return tutti::comm::self<tutti::cuda_queue>(q, {.name = "training"});
-    }
-};
-#if TRANSFORMER_WITH_NCCL
-struct together {
-    template <class World>
-    [[nodiscard]] static tutti::comm::nccl communicator(World& world, const tutti::cuda_queue& q) {
-        return tutti::comm::nccl::over(world, q, {.name = "training"});
-    }
-};
-#endif
 
 [[nodiscard]] int devices_present() {
     int present = 0;
@@ -43,7 +28,7 @@ struct together {
 }
 
 /// One rank's GPU.
-template <class T, class Replicas> class device_of_rank {
+template <class T> class device_of_rank {
     tutti::cuda_queue queue_;
     cudaDeviceProp properties_{};
 
@@ -57,28 +42,25 @@ public:
     }
     [[nodiscard]] std::string name() const { return properties_.name; }
     [[nodiscard]] double peak_flops() const { return datasheet_flops(properties_.name); }
-    [[nodiscard]] math make_math() const { return math(queue_); }
-    template <class World> [[nodiscard]] auto communicator(World& world, const options&) const {
-        return Replicas::communicator(world, queue_);
+    [[nodiscard]] math make_math(const tutti::cuda_queue& q) const { return math(q); }
+    // NCCL's communicator of one rank copies, and nothing in place, as `self` does: no second one is compiled.
+    template <class World> [[nodiscard]] auto communicator([[maybe_unused]] World& world, const options&) const {
+#if TRANSFORMER_WITH_NCCL
+        return tutti::comm::nccl::over(world, queue_, {.name = "training"});
+#else
+        return tutti::comm::self<tutti::cuda_queue>(queue_, {.name = "training"});
+#endif
     }
 };
 
-template <class Replicas, class World>
-result run_over(World& world, const options& o, const corpus& text, tutti::deadline origin) {
+template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
     const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
     if (o.precision == "bf16") {
-        device_of_rank<tutti::bfloat16, Replicas> own(device);
+        device_of_rank<tutti::bfloat16> own(device);
         return train(world, own, o, text, origin);
     }
-    device_of_rank<float, Replicas> own(device);
+    device_of_rank<float> own(device);
     return train(world, own, o, text, origin);
-}
-
-template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
-#if TRANSFORMER_WITH_NCCL
-    if (world.size() > 1) { return run_over<together>(world, o, text, origin); }
-#endif
-    return run_over<alone>(world, o, text, origin);
 }
 
 }  // namespace

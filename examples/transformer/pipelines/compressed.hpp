@@ -59,7 +59,6 @@ template <class Comm> [[nodiscard]] std::optional<tutti::comm::topology> nodes_o
 /// Data parallel through a compressor. One level for all is a choice among one: both pipelines are one type.
 template <class Compressor> struct compressed {
     static constexpr bool single_rank = false;
-    static constexpr bool on_gpu = true;
 
     template <class T, class Comm>
     using strategy =
@@ -116,7 +115,6 @@ struct ddp_lgreco {
     static constexpr std::string_view name = "ddp-lgreco";
     static constexpr std::string_view summary = "ddp, compressed by --family, at levels chosen for each matrix";
     static constexpr bool single_rank = false;
-    static constexpr bool on_gpu = true;
 
     template <class T, class Comm>
     [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,

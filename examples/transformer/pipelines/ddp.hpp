@@ -16,7 +16,6 @@ struct ddp {
     static constexpr std::string_view name = "ddp";
     static constexpr std::string_view summary = "data parallel: replicas average their gradients behind backward";
     static constexpr bool single_rank = false;
-    static constexpr bool on_gpu = true;
 
     template <class T, class Comm> using strategy = tutti::strategy::data_parallel<Comm, tutti::optimize::adamw, T>;
 

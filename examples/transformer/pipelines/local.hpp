@@ -16,7 +16,6 @@ struct local {
     static constexpr std::string_view name = "local";
     static constexpr std::string_view summary = "one rank, no communication";
     static constexpr bool single_rank = true;
-    static constexpr bool on_gpu = true;
 
     template <class Comm> using queue = tutti::queue_of<Comm>;
     template <class T, class Comm> using strategy = tutti::strategy::local<tutti::optimize::adamw, T, queue<Comm>>;

@@ -33,7 +33,6 @@ namespace transformer::pipelines {
 /// Replicas of one rank each, under the rule that Method makes of the options. One type for all methods.
 template <class Method> struct local_updates {
     static constexpr bool single_rank = false;
-    static constexpr bool on_gpu = false;
 
     template <class T, class Comm>
     using replica = tutti::strategy::local<tutti::optimize::adamw, T, tutti::queue_of<Comm>>;
@@ -96,7 +95,6 @@ struct co2_zero {
     static constexpr std::string_view name = "co2-zero";
     static constexpr std::string_view summary = "co2 between machines (--nodes), zero2 among the ranks of each";
     static constexpr bool single_rank = false;
-    static constexpr bool on_gpu = false;
 
     template <class T, class Comm> using replica = zero2::strategy<T, Comm>;
     template <class T, class Comm> using strategy = tutti::strategy::local_update<Comm, replica<T, Comm>>;

@@ -17,7 +17,6 @@ namespace transformer::pipelines {
 
 template <int Stage> struct zero_stage {
     static constexpr bool single_rank = false;
-    static constexpr bool on_gpu = false;
 
     template <class T, class Comm> using strategy = tutti::strategy::zero<Stage, Comm, tutti::optimize::adamw, T>;
 

@@ -1,0 +1,150 @@
+"""trainer_pipelines.py TRANSFORMER [MPIRUN OPTIONS...]: the trainer's pipelines that share state or meet now and then, on
+1, 2 and 4 ranks: ZeRO has the losses of plain data parallelism, on one rank its bits; rounds have the losses that they
+have on CPUs; the same bits twice, and after a checkpoint; weights of sharded masters survive a file.
+Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
+Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from trainer_runs import MPIRUN, expect_close, gpus, losses, processes, train, write_text
+
+STAGES = ("zero1", "zero2", "zero3")
+# Several messages on 2 and on 4 ranks: they are of 32 MiB times the ranks.
+LARGE = ["--layers", "4", "--heads", "16", "--width", "1024", "--context", "64", "--batch", "16",
+         "--lr", "1e-4"]
+
+
+class ranks:
+    """How that many are started here; none if they cannot be."""
+
+    def __init__(self, count, present):
+        self.count = count
+        self.possible = count <= present or bool(MPIRUN)
+        self.options = ("--gpus", str(count)) if count <= present else ("--backend", "nccl")
+        self.launcher = () if count <= present else processes(count, present)
+        self.name = "%d %s" % (count, "GPUs" if count <= present else "processes on %d GPUs" % present)
+
+    def train(self, folder, *options, **how):
+        return train(folder, *options, *self.options, launcher=self.launcher, **how)
+
+
+def expect_same(what, one, other):
+    print("%s: parameters %s and %s" % (what, one["parameter_hash"], other["parameter_hash"]))
+    if one["parameter_hash"] != other["parameter_hash"]:
+        sys.exit("%s: other bits" % what)
+
+
+def check_alone(folder, one, *options):
+    """One rank reduces nothing: all stages have the bits of plain data parallelism, and rounds of one step too."""
+    for precision in ("float", "bf16"):
+        same = (*options, "--steps", "6", "--precision", precision)
+        plain = one.train(folder, *same, "--pipeline", "ddp")
+        for stage in (*STAGES, "local-sgd"):
+            expect_same("%s, %s on one GPU" % (stage, precision), one.train(folder, *same, "--pipeline", stage), plain)
+
+
+def check_stages(folder, on, twice, *options):
+    """Sums come in another order: rounding of floats; of gradients of 16 bits (2^-9)."""
+    for precision, bar in (("float", 1e-5), ("bf16", 2e-2)):
+        same = (*options, "--steps", "6", "--precision", precision)
+        plain = on.train(folder, *same, "--pipeline", "ddp", model=LARGE)
+        for stage in STAGES:
+            once = on.train(folder, *same, "--pipeline", stage, model=LARGE)
+            what = "%s, %s on %s" % (stage, precision, on.name)
+            expect_close(what, losses(once), losses(plain), bar)
+            print("%s: %.0f MiB, %.0f of ddp" %
+                  (what, once["peak_bytes_per_rank"] / 2**20, plain["peak_bytes_per_rank"] / 2**20))
+            if twice:
+                expect_same(what, once, on.train(folder, *same, "--pipeline", stage, model=LARGE))
+    # Gradients of several micro-batches, whose means add up.
+    same = (*options, "--steps", "6", "--precision", "float", "--micro-batch", "2")
+    plain = on.train(folder, *same, "--pipeline", "ddp", model=LARGE)
+    for stage in STAGES:
+        several = on.train(folder, *same, "--pipeline", stage, model=LARGE)
+        expect_close("%s, micro-batches of 2 on %s" % (stage, on.name), losses(several), losses(plain), 1e-5)
+
+
+def check_rounds(folder, on, *options):
+    """The CPU's losses, rounding of floats apart."""
+    same = (*options, "--steps", "20", "--tau", "4", "--precision", "float")
+    pipelines = [("local-sgd",), ("slowmo",), ("co2",), ("diloco",), ("co2", "--sync-steps", "6")]
+    if on.count == 4:
+        pipelines.append(("co2-zero", "--nodes", "2"))
+    for pipeline in pipelines:
+        there = on.train(folder, *same, "--pipeline", *pipeline)
+        here = train(folder, *same, "--pipeline", *pipeline, "--ranks", str(on.count), device="cpu")
+        expect_close("%s on %s" % (" ".join(pipeline), on.name), losses(there), losses(here), 1e-5)
+        if there["overlap"]["tau"] != 4 or not there["overlap"]["rounds"]:
+            sys.exit("%s: overlap %s" % (pipeline[0], there["overlap"]))
+    if on.count == 4:
+        half = (*options, "--steps", "20", "--tau", "4", "--pipeline", "co2-zero", "--nodes", "2")
+        expect_same("co2-zero, bf16, twice", on.train(folder, *half), on.train(folder, *half))
+
+
+def check_checkpoints(folder, on, *options):
+    """Stopped between two checkpoints' steps, for co2 in the middle of a round with a mean on its way."""
+    for pipeline in (("zero2",), ("zero3",), ("co2", "--tau", "4")):
+        same = (*options, "--steps", "12", "--pipeline", *pipeline)
+        kept = (*same, "--checkpoint", os.path.join(folder, pipeline[0]), "--checkpoint-every", "3")
+        whole = on.train(folder, *same)
+        on.train(folder, *kept, "--stop-after", "6")
+        rest = on.train(folder, *kept, "--resume")
+        expect_same("%s resumed on %s" % (pipeline[0], on.name), rest, whole)
+        if losses(rest) != losses(whole)[6:]:
+            sys.exit("%s: resumed losses %s, expected %s" % (pipeline[0], losses(rest), losses(whole)[6:]))
+
+
+def check_files(folder, on, *options):
+    """A step too small to change a float: masters that are loaded are saved again, also where ranks share them."""
+    for pipeline in [("ddp",), ("zero2",), ("zero3",), ("co2",)] + [("co2-zero", "--nodes", "2")] * (on.count == 4):
+        first, second = (os.path.join(folder, name + ".safetensors") for name in ("first", "second"))
+        same = (*options, "--precision", "bf16", "--pipeline", *pipeline)
+        on.train(folder, *same, "--steps", "3", "--save", first)
+        on.train(folder, *same, "--steps", "1", "--lr", "1e-30", "--load", first, "--save", second)
+        with open(first, "rb") as a, open(second, "rb") as b:
+            if a.read() != b.read():
+                sys.exit("%s on %s: weights changed on their way through a file" % (pipeline[0], on.name))
+        print("%s on %s: weights through a file" % (pipeline[0], on.name))
+
+
+def main():
+    present = gpus()
+    if present == 0:
+        print("skipped: no GPU answers nvidia-smi")
+        return 77
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--data", write_text(folder))
+
+        def attempt(check, *arguments):
+            """Later checks are worth their time, whatever this one finds."""
+            try:
+                check(folder, *arguments, *options)
+            except (SystemExit, subprocess.TimeoutExpired) as failure:
+                print("FAILED: %s" % failure)
+                failures.append(check.__name__)
+
+        attempt(check_alone, ranks(1, present))
+        attempt(check_files, ranks(1, present))
+        for count in (2, 4):
+            on = ranks(count, present)
+            if not on.possible:
+                print("left out: %d ranks, there are %d GPUs and no mpirun" % (count, present))
+                continue
+            attempt(check_stages, on, count == 2)
+            attempt(check_rounds, on)
+            if count == 2:
+                attempt(check_checkpoints, on)
+            attempt(check_files, on)
+    if failures:
+        sys.exit("failed: %s" % ", ".join(failures))
+    print("passed on %d GPUs" % min(present, 4))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

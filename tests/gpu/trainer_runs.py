@@ -1,0 +1,57 @@
+"""What the tests of the trainer on GPUs share: how it is run, on threads or processes, and how losses are compared.
+sys.argv is that of the tests: TRANSFORMER [MPIRUN OPTIONS...].
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+PROGRAM, MPIRUN = sys.argv[1], sys.argv[2:]
+MODEL = ["--layers", "2", "--heads", "4", "--width", "128", "--context", "64", "--batch", "16"]
+
+
+def gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return 0
+    return sum(line.startswith("GPU ") for line in listed.splitlines())
+
+
+def train(folder, *options, launcher=(), device="cuda", model=MODEL):
+    """The report of a run."""
+    report = os.path.join(folder, "report.json")
+    command = [*launcher, PROGRAM, "--device", device, *model, "--quiet", "--report", report, *options]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if run.returncode != 0:
+        sys.exit("%s\nfailed (%d): %s" % (" ".join(command), run.returncode, run.stderr))
+    with open(report) as file:
+        return json.load(file)
+
+
+def processes(count, present):
+    """mpirun's command for that many ranks. Ranks that share a GPU must be on hosts of their own for NCCL."""
+    command = [*MPIRUN, "-n", str(count)]
+    if count > present:
+        command += ["sh", "-c", 'NCCL_HOSTID="host $OMPI_COMM_WORLD_RANK" exec "$0" "$@"']
+    return command
+
+
+def write_text(folder):
+    """A text that can be learned, as a file's name."""
+    name = os.path.join(folder, "text.txt")
+    with open(name, "wb") as file:
+        file.write(bytes(ord("a") + i * i % 23 % 17 for i in range(40000)))
+    return name
+
+
+def losses(report):
+    return [loss for _, loss in report["loss"]["curve"]]
+
+
+def expect_close(what, got, want, bar):
+    worst = max(abs(a - b) / b for a, b in zip(got, want))
+    print("%s: losses differ by at most %.2g of their size (bar %.0e)" % (what, worst, bar))
+    if len(got) != len(want) or not worst <= bar:
+        sys.exit("%s: %s, expected %s" % (what, got, want))
