@@ -14,9 +14,10 @@
 
 #include <doctest/doctest.h>  // checks
 
-#include <tutti/comm/self.hpp>       // one rank
-#include <tutti/core/buffer.hpp>     // storage
-#include <tutti/optimize/adamw.hpp>  // optimizer
+#include <tutti/comm/self.hpp>               // one rank
+#include <tutti/core/buffer.hpp>             // storage
+#include <tutti/optimize/adamw.hpp>          // optimizer
+#include <tutti/strategy/data_parallel.cuh>  // replicas of one rank
 
 #include "device.hpp"  // require_device
 #include "toy.hpp"     // what is trained
