@@ -1,6 +1,6 @@
 """trainer_pipelines.py TRANSFORMER [MPIRUN OPTIONS...]: the trainer's pipelines that share state or meet now and then,
-on 1, 2 and 4 ranks: ZeRO has the losses of plain data parallelism, on one rank its bits; rounds have the losses that they
-have on CPUs; the same bits twice, and after a checkpoint; weights of sharded masters survive a file.
+on 1, 2 and 4 ranks: ZeRO has the losses of plain data parallelism, on one rank its bits; rounds have the losses that
+they have on CPUs; the same bits twice, and after a checkpoint; weights of sharded masters survive a file.
 Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
 Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """
