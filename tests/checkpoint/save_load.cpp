@@ -280,7 +280,8 @@ TEST_CASE("contents: a list is added by one ownership, or by what its entries sa
     CHECK(!as_they_say.wanted(0).local);
     CHECK(as_they_say.wanted(1).local);
     list own;
-    own.add(own_entry(state_of("a", view<float>(x), ownership::sharded, {3, 4}, 6)), ownership::local);
+    own.add(std::vector<state_entry<>>{state_of("a", view<float>(x), ownership::local, {3, 4}, 6)});
+    CHECK(own.wanted(0).local);
     CHECK(own.wanted(0).shape == std::vector<std::uint64_t>{6});
     CHECK(own.wanted(0).offset == 0);
     list by_one;

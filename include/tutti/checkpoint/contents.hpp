@@ -95,9 +95,15 @@ public:
         for (const entry_type& e : list) { add(e, whose); }
         return *this;
     }
-    /// Each is whose it says, as strategies list them.
+    /// Each is whose it says, as strategies list them. Of a tensor that is a rank's own, what the rank has is all of it.
     contents& add(std::span<const entry_type> list) {
-        for (const entry_type& e : list) { add(e, e.whose); }
+        for (entry_type e : list) {
+            if (e.whose == ownership::local) {
+                e.shape = {e.data.size() / size_of(e.type)};
+                e.offset = 0;
+            }
+            add(e, e.whose);
+        }
         return *this;
     }
 

@@ -47,14 +47,6 @@ template <transportable T, memory M>
     return e;
 }
 
-/// The entry as this rank's alone: what the rank holds is all there is of it.
-template <memory M> [[nodiscard]] state_entry<M> own_entry(state_entry<M> e) {
-    e.shape = {e.data.size() / size_of(e.type)};
-    e.offset = 0;
-    e.whose = ownership::local;
-    return e;
-}
-
 namespace detail {
 inline constexpr std::uint64_t hash_prime = 1099511628211ull;
 [[nodiscard]] TUTTI_HOST_DEVICE constexpr std::uint64_t hash_word(std::uint64_t h, std::uint64_t word) noexcept {

@@ -243,9 +243,10 @@ public:
         lane_.drain();
         outer_->save();
         state_.clear();
-        for (const state_entry<M>& e : inner_.state()) { state_.push_back(own_entry(e)); }
+        for (const state_entry<M>& e : inner_.state()) { state_.push_back(e); }
         for (const state_entry<M>& e : outer_->entries()) { state_.push_back(e); }
         for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
+        for (state_entry<M>& e : state_) { e.whose = ownership::local; }  // replicas differ
         return state_;
     }
     void restored() {
