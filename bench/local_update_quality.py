@@ -31,7 +31,10 @@ def plan_of(o):
         plan |= {
             "local-sgd tau 8": "--pipeline local-sgd --tau 8",
             "slowmo tau 8": "--pipeline slowmo --tau 8 --beta 0.5",
+            "slowmo tau 8, 1500 synchronous": "--pipeline slowmo --tau 8 --beta 0.5 --sync-steps 1500",
             "co2 tau 8": "--pipeline co2 --tau 8 --beta 0.2",
+            "co2 tau 8, 1500 synchronous, gap 4":
+                "--pipeline co2 --tau 8 --beta 0.5 --gap constant:4 --sync-steps 1500",
         }
     plan |= {options: options for options in o.also}
     return {name: [*options.split(), "--batch", str(batch)] for name, options in plan.items()}
