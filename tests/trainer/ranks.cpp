@@ -197,15 +197,16 @@ TEST_CASE("synchronous steps are those of ddp, and behind them come rounds") {
     CHECK(distance(train_on_threads<float>(o, text), ddp) < 1e-5);
 }
 
-TEST_CASE("a chosen number of steps is at most what hides the average") {
+TEST_CASE("a chosen number of steps is one that hides the average") {
     const auto text = some_text(64);
     auto o = small_run("co2", 2, 20);
     o.tau = 2;
     o.automatic_tau = true;
     CHECK(train_on_threads<float>(o, text).overlap.period >= 1);
-    o.network = "40Mbit";  // an average takes 0.64 s
+    o.network = "40Mbit";  // an average takes 0.64 s or longer
     o.steps = 12;
-    CHECK(train_on_threads<float>(o, text).overlap.period > 3);
+    const auto rounds = train_on_threads<float>(o, text).overlap;
+    CHECK(static_cast<double>(rounds.period) * rounds.step > 0.5);
 }
 
 TEST_CASE("what backward computes again changes no bit") {
