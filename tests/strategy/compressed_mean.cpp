@@ -149,22 +149,7 @@ TEST_CASE("with feedback, weights and residuals together are where plain steps w
             std::vector<double> expected(start.begin(), start.end());
             compressed<X> s(w.duplicate("training"), {.momentum = 0, .weight_decay = 0}, {.bucket_bytes = 600}, how);
             s.attach(t.parameters);
-            for (std::uint64_t step = 0; step < 20; ++step) {
-                s.begin({});
-                std::size_t at = 0;
-                for (std::size_t p = 0; p < t.parameters.size(); ++p) {
-                    for (std::size_t e = 0; e < t.parameters[p].value.size(); ++e, ++at) {
-                        const auto of = [&](int rank) {
-                            const auto seed = 1000 * (step + 1) + static_cast<std::uint64_t>(rank);
-                            return test::random_element<float>(seed, at);
-                        };
-                        s.gradient(p)[e] = of(w.rank());
-                        for (int r = 0; r < n; ++r) { expected[at] -= rate * double{of(r)} / n; }
-                    }
-                    s.gradient_ready(p);
-                }
-                s.step({rate});
-            }
+            for (std::uint64_t step = 0; step < 20; ++step) { test::known_step(s, step, w.rank(), n, rate, expected); }
             s.finish();
             const std::lock_guard lock(adding);
             for (const auto& e : s.state()) {

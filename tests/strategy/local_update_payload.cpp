@@ -247,22 +247,7 @@ TEST_CASE("what compression lost is owed: anchors and residuals together are whe
             compressed<compress::quantize> s(
                 w.duplicate("across"), local<sgd>(self{}, {.momentum = 0, .weight_decay = 0}), rule, {}, {.level = 2});
             s.attach(t.parameters);
-            for (std::uint64_t step = 0; step < steps; ++step) {
-                s.begin({});
-                std::size_t at = 0;
-                for (std::size_t p = 0; p < t.parameters.size(); ++p) {
-                    for (std::size_t e = 0; e < t.parameters[p].value.size(); ++e, ++at) {
-                        const auto of = [&](int rank) {
-                            const auto seed = 1000 * (step + 1) + static_cast<std::uint64_t>(rank);
-                            return test::random_element<float>(seed, at);
-                        };
-                        s.gradient(p)[e] = of(w.rank());
-                        for (int r = 0; r < n; ++r) { plain[at] -= rate * double{of(r)} / n; }
-                    }
-                    s.gradient_ready(p);
-                }
-                s.step({rate});
-            }
+            for (std::uint64_t step = 0; step < steps; ++step) { test::known_step(s, step, w.rank(), n, rate, plain); }
             s.finish();
             const std::lock_guard lock(adding);
             for (const auto& e : s.state()) {
@@ -382,13 +367,7 @@ TEST_CASE("a replica that diverged is found on all ranks, compressed or not") {
                                         train(s, w.rank(), 2, {.steps = 3});
                                         if (w.rank() == 1) { s.owned()[100] = std::numeric_limits<float>::quiet_NaN(); }
                                         try {
-                                            for (int k = 0; k < 3; ++k) {
-                                                s.begin({});
-                                                for (std::size_t i = t.parameters.size(); i-- > 0;) {
-                                                    s.gradient_ready(i);
-                                                }
-                                                s.step({.learning_rate = 0.1});
-                                            }
+                                            test::blind_steps(s, 3);
                                         } catch (const error& e) {
                                             texts[std::size_t(w.rank())] = e.what();
                                             throw;

@@ -106,6 +106,33 @@ inline toy<float> matrices() {
     return t;
 }
 
+/// Of a step whose gradients are functions of step, rank and element alone.
+inline float known_gradient(std::uint64_t step, int rank, std::size_t element) {
+    return random_element<float>(1000 * (step + 1) + static_cast<std::uint64_t>(rank), element);
+}
+/// Takes it on rank `rank` of `ranks`, and off `plain` what a plain step over all of them would be.
+template <class S>
+void known_step(S& s, std::uint64_t step, int rank, int ranks, float rate, std::vector<double>& plain) {
+    s.begin({});
+    std::size_t at = 0;
+    for (std::size_t p = 0; p < toy<float>::sizes.size(); ++p) {
+        for (std::size_t e = 0; e < toy<float>::sizes[p]; ++e, ++at) {
+            s.gradient(p)[e] = known_gradient(step, rank, at);
+            for (int r = 0; r < ranks; ++r) { plain[at] -= rate * double{known_gradient(step, r, at)} / ranks; }
+        }
+        s.gradient_ready(p);
+    }
+    s.step({rate});
+}
+/// Steps that do not look at values: gradients of values that are not finite would skip them.
+template <class S> void blind_steps(S& s, int count) {
+    for (int k = 0; k < count; ++k) {
+        s.begin({});
+        for (std::size_t i = toy<float>::sizes.size(); i-- > 0;) { s.gradient_ready(i); }
+        s.step({.learning_rate = 0.1});
+    }
+}
+
 /// Global batches of `batch` samples over `ranks` ranks and `micro` micro-batches.
 struct recipe {
     int steps = 6;

@@ -10,7 +10,7 @@
 #include <exception>  // errors of attach
 #include <limits>     // what is not measured
 #include <memory>     // state exists from attach on
-#include <optional>   // the exchange's state too
+#include <optional>   // the exchange's state, a round that ends
 #include <span>       // state
 #include <string>     // texts
 #include <utility>    // move, exchange
@@ -66,9 +66,10 @@ struct local_update_options {
 ///              take the mean of the parameters in the end. Then replicas are equal, or it throws.
 ///   state      waits for the lane: call it whenever the entries are read or written. A replica resumes its own state.
 ///              Another number of replicas may start from the values after finish.
-/// Storage      copies of owned(), beside a few scalars and what the exchange keeps. payload 1; anchor 1 unless the mean of the parameters is the
-///              result or replicas are pulled back; momentum 1; delay 1 with parameters, or with interpolation, 1 more;
-///              eager 1 more; elementwise_gap 2 more. So local SGD 1, SlowMo and CO2 3, eager DiLoCo 4.
+/// Storage      copies of owned(), beside a few scalars and what the exchange keeps. payload 1; anchor 1 unless the
+///              mean of the parameters is the result or replicas are pulled back; momentum 1; delay 1 with parameters,
+///              or with interpolation, 1 more; eager 1 more; elementwise_gap 2 more. So local SGD 1, SlowMo and CO2 3,
+///              eager DiLoCo 4.
 ///   overlap    what the rounds of this rank cost so far, those of the period in use; needs a trace.
 /// Determinism  on deterministic backends bits depend on data and number of ranks, not on timing, but for an automatic
 ///              period. With synchronous steps alone they are those of data_parallel. What is computed from
@@ -167,14 +168,12 @@ public:
     step_result step(hyper h) {
         expect_running("step");
         const bool synchronous = in_synchronous_steps();
-        const std::size_t last =
-            synchronous ? rule_.fragments : ending();  // the fragment whose round ends, if one does
-        if (last != rule_.fragments) {
+        const std::optional<std::size_t> last = synchronous ? std::nullopt : ending();
+        if (last) {
             expect_rate("step", h.learning_rate);
-            receive(last);
+            receive(*last);
         }
-        const bool publishes = !synchronous && last == rule_.fragments;
-        const step_result result = synchronous ? synchronous_update(h) : publishes ? inner_.step(h) : inner_.update(h);
+        const step_result result = synchronous ? synchronous_update(h) : last ? inner_.update(h) : inner_.step(h);
         in_step_ = false;
         outer_->learning_rate = h.learning_rate;
         ++outer_->made;
@@ -184,15 +183,15 @@ public:
         } else {
             for (auto& f : outer_->fragments) { ++f.steps; }
         }
-        if (last != rule_.fragments) {
-            end_round(last);
+        if (last) {
+            end_round(*last);
             inner_.publish();
         }
         if (trace_ != nullptr) {
             trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, schedule::moment_of(queue_));
             ++traced_;
             if (synchronous) { traced_before_ = traced_; }
-            if (last != rule_.fragments && rule_.automatic) { measure(); }
+            if (last && rule_.automatic) { measure(); }
         }
         return result;
     }
@@ -375,15 +374,15 @@ private:
         }
     }
 
-    /// The fragment whose round the coming step ends; their number if none's. No two rounds end together.
-    [[nodiscard]] std::size_t ending() const noexcept {
+    /// The fragment whose round the coming step ends, if it ends one. No two rounds end together.
+    [[nodiscard]] std::optional<std::size_t> ending() const noexcept {
         for (std::size_t f = 0; f < rule_.fragments; ++f) {
             const auto& own = outer_->fragments[f];
             const bool first = own.rounds == 0;
             const std::uint64_t length = first ? (f + 1) * outer_->period / rule_.fragments : outer_->period;
             if (own.steps + 1 >= length) { return f; }
         }
-        return rule_.fragments;
+        return std::nullopt;
     }
 
     /// At the end of a round, with a trace: chooses the period once enough rounds are there. Collective then.
