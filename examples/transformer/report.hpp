@@ -67,6 +67,8 @@ struct result {
 [[nodiscard]] inline nlohmann::ordered_json report_of(const options& o, const result& r) {
     nlohmann::ordered_json points = nlohmann::ordered_json::array();
     for (const auto& [step, loss] : r.training) { points.push_back({step, loss}); }
+    nlohmann::ordered_json validations = nlohmann::ordered_json::array();
+    for (const auto& [step, loss] : r.validation) { validations.push_back({step, loss}); }
     const auto trained = static_cast<std::uint64_t>(tokens_of(o, r));
     nlohmann::ordered_json utilization;  // null where there is no peak to compare with
     if (r.peak_flops > 0) { utilization = model_flops(o, r) / (r.peak_flops * o.ranks); }
@@ -113,12 +115,14 @@ struct result {
           {"first", r.training.front().second},
           {"last", r.training.back().second},
           {"validation", r.validation_loss()},
-          {"curve", std::move(points)}}},
+          {"curve", std::move(points)},
+          {"validations", std::move(validations)}}},
         {"seconds",
          {{"total", r.total_seconds},
           {"step_median", r.step_median},
           {"compute", r.compute_seconds},
-          {"exposed_communication", r.exposed_seconds}}},
+          {"exposed_communication", r.exposed_seconds},
+          {"steps", r.step_seconds}}},
         {"overlap",
          {{"tau", r.overlap.period},
           {"rounds", r.overlap.rounds},

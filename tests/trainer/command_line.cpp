@@ -2,6 +2,7 @@
 #include <algorithm>  // count
 #include <cmath>      // log
 #include <cstdint>    // tokens
+#include <numeric>    // reduce
 #include <sstream>    // numbers
 #include <string>     // arguments
 #include <vector>     // cases
@@ -175,6 +176,7 @@ void check_report(const nlohmann::json& r, int ranks, int steps, const std::stri
     CHECK(loss.at("last") == curve.back()[1]);
     CHECK(loss.at("first").get<double>() == doctest::Approx(std::log(256.0)).epsilon(0.02));  // knows nothing yet
     CHECK(loss.at("validation").get<double>() < loss.at("first").get<double>());
+    CHECK(loss.at("validations").back() == nlohmann::json{steps, loss.at("validation")});
     const auto& seconds = r.at("seconds");
     const double total = seconds.at("total");
     CHECK(total > 0);
@@ -184,6 +186,9 @@ void check_report(const nlohmann::json& r, int ranks, int steps, const std::stri
           doctest::Approx(total));
     CHECK(seconds.at("step_median").get<double>() > 0);
     CHECK(seconds.at("step_median").get<double>() < total);
+    const auto each = seconds.at("steps").get<std::vector<double>>();
+    CHECK(each.size() == static_cast<std::size_t>(steps));
+    CHECK(std::reduce(each.begin(), each.end()) == doctest::Approx(total));
     const auto& overlap = r.at("overlap");
     CHECK(overlap.at("tau") == 1);
     CHECK(overlap.at("rounds") == steps - 1);
