@@ -88,7 +88,9 @@ class Tutti:
         if rounds["tau"] > 1:  # steps of a round are not alike
             step, exposed = rounds["t_round"] / rounds["tau"], rounds["exposed"] / rounds["tau"]
         return {"tau": rounds["tau"], "peak_bytes": report["peak_bytes_per_rank"],
-                "all_reduce_milliseconds": 1e3 * (rounds["t_all_reduce"] or 0), "milliseconds": 1e3 * step, "exposed_milliseconds": 1e3 * exposed,
+                "all_reduce_milliseconds": 1e3 * (rounds["t_all_reduce"] or 0), "milliseconds": 1e3 * step,
+                "exposed_milliseconds": 1e3 * exposed, "interference": rounds["interference"],
+                "outer_update_milliseconds": 1e3 * (rounds["t_outer_update"] or 0),
                 "tokens_per_second": report["ranks"] * self.o.batch * CONTEXT / step,
                 "compression_ratio": report["compression_ratio"], "loss": report["loss"]["last"],
                 "command": spoken(line), "trace": os.path.join(results, "trace.json")}
