@@ -29,25 +29,27 @@ struct node_shards;
 
 /// As `primary`, which is among all ranks, but for gathers of values that have not changed since they were gathered.
 ///
-/// Semantics    stage 3 alone gathers anything twice. The first gather of a bucket behind an update is that of `primary`:
+/// Semantics    stage 3 alone gathers anything twice. The first gather of a bucket behind a step is that of `primary`:
 ///              in training that of forward. Of what it brings, every rank keeps its part of a cut among the ranks of
-///              its node, and later gathers, those of backward and of further micro-batches, are of these parts, as they
-///              are. Values that `primary` compresses are compressed once an update then, and not decoded anew.
-///   nodes      where the ranks are. They need not have as many ranks each. On one node this saves no link anything, and
-///              with one rank a node a gather copies.
-///   primary    plain_shards, or compressed_shards: all of ZeRO++. Not node_shards, which gathers inside nodes as it is.
+///              its node, and later gathers, those of backward and of further micro-batches, are of these parts, as
+///              they are. Values that `primary` compresses are compressed and decoded once a step then.
+///   nodes      where the ranks are. They need not have as many ranks each. On one node this saves no link anything,
+///              and with one rank a node a gather copies.
+///   primary    plain_shards, or compressed_shards: then all three parts of ZeRO++ work together, the compressed
+///              gradients in one hop. Not node_shards, which gathers inside nodes as it is.
 /// Shapes       the second cut is the plan's of as many ranks as the node has. It is no state: a resume begins with a
 ///              gather among all.
 /// Determinism  the bits are those of `primary` alone.
 /// Cost         n ranks in nodes of g; P elements of s bytes, of which this rank owns p, and of the second cut q, about
 ///              P/g. Of what zero says:
 ///     memory     s q bytes more.
-///     sent       a step gathers each bucket among all ranks once, however many micro-batches there are: s p (n - 1), of
-///                which s p (n - g) leave the node, or as `primary` has it. The others of zero's 2k gathers send
-///                s q (g - 1), none of which leaves the node.
+///     sent       a step gathers each bucket among all ranks once, however many micro-batches there are: s p (n - 1)
+///                together, of which s p (n - g) leave the node, or as `primary` has it. Each of the others of zero's
+///                2k gathers of a bucket sends s (g - 1) for every element of the second cut, inside the node.
 ///     passes     a copy of q elements a step.
 ///     attach     a communicator more.
-/// Errors       usage_error from attach for nodes of other ranks than the communicator's; those of `primary`.
+/// Errors       usage_error from attach for nodes of other ranks than the communicator's; those of `primary`. Where a
+///              rank leaves the order of use in a gather of its node, the others may notice at the next reduction.
 template <class Primary = plain_shards> struct secondary_shards {
     static_assert(!std::same_as<Primary, node_shards>,
                   "node_shards shares values inside nodes already: a second copy there saves nothing");

@@ -74,9 +74,9 @@ concept can_shard = comm::can_broadcast<C, T> && comm::can_reduce_scatter<C, T, 
 ///              The contents of a gradient are unspecified behind gradient_ready. A norm that is not finite skips the
 ///              step on all ranks.
 ///   Exchange   how gradients become means of parts, and values come back from parts: plain_shards, among all ranks and
-///              as they are, which is what this says; node_shards, inside nodes; compressed_shards, through compressors;
-///              secondary_shards, in stage 3 over one of these, values inside nodes once they were there. They say what
-///              differs.
+///              as they are, which is what this says; node_shards, inside nodes; compressed_shards, through
+///              compressors; secondary_shards, in stage 3 over one of them, values inside nodes once they were there.
+///              They say what differs.
 /// Shapes       cuts lie at multiples of 4096 elements of the model (optimize::norm_block), so a rank owns at most one
 ///              such block a bucket more than another; nothing is padded. owned() is this rank's part of every
 ///              bucket, in the order of the model. state() lists all parameters on every rank, with what the rank owns
