@@ -485,12 +485,12 @@ TEST_CASE(
         auto across = comm::split_by_color(world, world.rank() % 2, "across");
         return local_update<threads, inside>(std::move(*across), inside(std::move(*node), {.momentum = 0.9}), rule);
     };
-    for (const auto& [name, rule] : methods(3)) {
-        if (name.starts_with("eager")) { continue; }  // a replica's own part counts by the number of replicas
-        CAPTURE(name);
-        const vec one = train_alike(1, rule, 7, flat);
-        for (const int n : {2, 4}) { CHECK(same_bytes(train_alike(n, rule, 7, flat), one)); }
-        CHECK(same_bytes(train_alike(8, rule, 7, in_nodes), one));
+    for (const named& m : methods(3)) {
+        if (m.name.starts_with("eager")) { continue; }  // a replica's own part counts by the number of replicas
+        CAPTURE(m.name);
+        const vec one = train_alike(1, m.rule, 7, flat);
+        for (const int n : {2, 4}) { CHECK(same_bytes(train_alike(n, m.rule, 7, flat), one)); }
+        CHECK(same_bytes(train_alike(8, m.rule, 7, in_nodes), one));
     }
     const auto bits = [](float x) {  // neighbors are one apart; 0 and -0 are not
         const auto i = std::bit_cast<std::int32_t>(x);
