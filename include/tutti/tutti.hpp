@@ -34,6 +34,7 @@
 #include <tutti/comm/decorator.hpp>
 #include <tutti/comm/faulty.hpp>
 #include <tutti/comm/front.hpp>
+#include <tutti/comm/node_groups.hpp>
 #include <tutti/comm/self.hpp>
 #include <tutti/comm/shaped.hpp>
 #include <tutti/comm/store.hpp>

@@ -1,16 +1,19 @@
 // topology: nodes, NICs, links; discovery by host name.
 #include <doctest/doctest.h>
 
-#include <limits>   // no number
-#include <string>   // host names
-#include <utility>  // move
-#include <vector>   // tables
+#include <algorithm>  // sort
+#include <limits>     // no number
+#include <string>     // host names
+#include <utility>    // move
+#include <vector>     // tables
 
-#include <tutti/comm/self.hpp>      // discovery of one
-#include <tutti/comm/threads.hpp>   // discovery of many
-#include <tutti/comm/topology.hpp>  // tested
+#include <tutti/comm/node_groups.hpp>  // tested
+#include <tutti/comm/self.hpp>         // discovery of one
+#include <tutti/comm/threads.hpp>      // discovery of many
+#include <tutti/comm/topology.hpp>     // tested
 
 using namespace tutti;
+using comm::threads;
 using comm::topology;
 
 namespace {
@@ -155,4 +158,54 @@ TEST_CASE("errors say what makes no sense") {
     CHECK_THROWS_WITH_AS(static_cast<void>(t.ranks_on(1)), "topology: node 1 is not one of 1 nodes", usage_error);
     CHECK_THROWS_WITH_AS(static_cast<void>(t.subset(bad)), "topology: rank 2 is not one of 2 ranks", usage_error);
     CHECK_THROWS_WITH_AS(static_cast<void>(t.subset({})), "topology: a topology has at least one rank", usage_error);
+}
+
+TEST_CASE("two levels: several nodes of several ranks, all as many") {
+    CHECK(topology::uniform(2, 2).has_two_levels());
+    CHECK(topology({.node = {1, 0, 0, 1}}).has_two_levels());
+    CHECK_FALSE(topology::one_node(4).has_two_levels());
+    CHECK_FALSE(topology::uniform(4, 1).has_two_levels());
+    CHECK_FALSE(topology({.node = {0, 0, 1}}).has_two_levels());
+    CHECK_FALSE(topology({.node = {0, 0, 1, 1, 1}}).has_two_levels());
+}
+
+TEST_CASE("ranks by node: those of one node, and those of one place, in their order") {
+    for (const auto& node : {std::vector{0, 0, 1, 1}, std::vector{1, 0, 0, 1}, std::vector{0, 1, 0}}) {
+        const topology t({.node = node});
+        threads::launch(t.ranks(), [&](threads& c) {
+            const auto members = [&](threads group) {
+                std::vector<int> all(static_cast<std::size_t>(group.size()));
+                const int own[] = {c.rank()};
+                group.all_gather(own, view<int>(all));
+                return all;
+            };
+            CHECK(members(comm::split_inside(c, t)) == on(t, t.node_of(c.rank())));
+            std::vector<int> place;
+            for (int n = 0; n < t.nodes(); ++n) {
+                const auto ranks = on(t, n);
+                const auto at = static_cast<std::size_t>(t.local_rank(c.rank()));
+                if (at < ranks.size()) { place.push_back(ranks[at]); }
+            }
+            std::sort(place.begin(), place.end());
+            CHECK(members(comm::split_across(c, t)) == place);
+        });
+    }
+    CHECK(comm::list_of_nodes(topology({.node = {1, 0, 0, 1}})) == " 1 0 0 1");
+}
+
+TEST_CASE("nodes that are not those of the ranks, or not of one size, are refused in the name of who asked") {
+    const auto refusal = [](auto f) {
+        try {
+            f();
+        } catch (const usage_error& e) { return std::string(e.what()); }
+        return std::string("no usage_error");
+    };
+    const comm::self<host_queue> one;
+    CHECK(refusal([&] { comm::expect_nodes_of(one, topology::uniform(1, 2), "shards"); }) ==
+          "shards: nodes of 2 ranks together, 'self' has 1");
+    CHECK(refusal([&] {
+              comm::expect_equal_nodes(topology({.node = {0, 0, 1}}), "shards");
+          }) == "shards: nodes of 1 to 2 ranks; all must have as many");
+    comm::expect_nodes_of(one, topology::one_node(1), "shards");
+    comm::expect_equal_nodes(topology::uniform(2, 2), "shards");
 }

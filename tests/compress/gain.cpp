@@ -1,14 +1,16 @@
 // gain: both times by hand, and what the rule says of links and tensors that people have.
 #include <doctest/doctest.h>  // checks
 
-#include <cmath>   // infinity
-#include <limits>  // infinity
-#include <vector>  // layouts
+#include <cmath>    // infinity
+#include <limits>   // infinity
+#include <utility>  // pair
+#include <vector>   // layouts
 
-#include "ranks.hpp"                 // layouts
-#include "schemes.hpp"               // compressors
-#include <tutti/compress/dense.hpp>  // dense_level
-#include <tutti/compress/gain.hpp>   // tested
+#include "ranks.hpp"                  // layouts
+#include "schemes.hpp"                // compressors
+#include <tutti/compress/dense.hpp>   // dense_level
+#include <tutti/compress/gain.hpp>    // tested
+#include <tutti/compress/matrix.hpp>  // tested
 
 using namespace tutti;
 using namespace tutti::test;
@@ -114,5 +116,19 @@ TEST_CASE("dense segments count on neither side; one rank has nothing to gain; r
     for (const compress::kernel_rates bad :
          {compress::kernel_rates{}, {-1.0, 0.0}, {1e12, -1e-6}, {1e12, std::numeric_limits<double>::infinity()}}) {
         CHECK_THROWS_AS(static_cast<void>(expected_gain(four_bits{}, bucket, 2, true, nvlink, bad)), usage_error);
+    }
+}
+
+TEST_CASE("tensors of two rows and two columns or more are matrices, of their first extent by all others") {
+    const auto matrix = [](std::vector<std::size_t> shape) {
+        const auto s = compress::matrix_of(shape);
+        return s ? std::pair(s->rows, s->cols) : std::pair(std::size_t{0}, std::size_t{0});
+    };
+    CHECK(matrix({2, 2}) == std::pair(std::size_t{2}, std::size_t{2}));
+    CHECK(matrix({64, 3, 7, 7}) == std::pair(std::size_t{64}, std::size_t{147}));
+    CHECK(matrix({4, 1, 5}) == std::pair(std::size_t{4}, std::size_t{5}));
+    for (const auto& shape :
+         std::vector<std::vector<std::size_t>>{{}, {1000}, {1, 1000}, {1000, 1}, {8, 1, 1}, {4, 0}, {0, 4}}) {
+        CHECK_FALSE(compress::matrix_of(shape));
     }
 }

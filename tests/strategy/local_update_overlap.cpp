@@ -3,6 +3,7 @@
 
 #include <chrono>    // delays
 #include <cstddef>   // size_t
+#include <cstdint>   // rounds
 #include <limits>    // not finite
 #include <memory>    // strategies that are destroyed
 #include <optional>  // what was before
@@ -108,6 +109,54 @@ TEST_CASE("a round sends every element once, at its end and never in between; fi
                 });
             }
         }
+    }
+}
+
+TEST_CASE("statistics of forward passes: nothing is sent of them; a trainer that wants their mean takes it where a "
+          "round ends") {
+    constexpr int n = 3;
+    local_update_rule in_parts = co2_method{3}.rule();
+    in_parts.fragments = 3;
+    for (const local_update_rule& rule : {local_sgd_method{3}.rule(), co2_method{3}.rule(), in_parts}) {
+        threads::launch(n, [&](threads& world) {
+            counted across(world.duplicate("across"));
+            const auto ledger = across.traffic_ledger();
+            threads statistics = world.duplicate("statistics");
+            toy<float> t;
+            engine<counted> s(std::move(across), local<sgd>(self{}), rule);
+            s.attach(t.parameters);
+            // By rank, what the running mean of a batch norm is: its own, and averaged.
+            vec own(2, 0.0f), averaged(2, 0.0f), expected(2, 0.0f);
+            std::uint64_t means = 0;
+            for (int step = 0; step < 7; ++step) {
+                s.flush();  // means of rounds are counted when they are there
+                const auto before = ledger->total().calls;
+                s.begin({});
+                for (std::size_t i = 0; i < toy<float>::sizes.size(); ++i) {
+                    static_cast<void>(s.before_use(i));
+                    s.after_use(i);
+                }
+                for (std::size_t k = 0; k < 2; ++k) {
+                    const auto batch = static_cast<float>(world.rank() + step * int(k + 1));
+                    own[k] = 0.5f * own[k] + 0.5f * batch;
+                    averaged[k] = 0.5f * averaged[k] + 0.5f * batch;
+                    // All ranks' mean of means that are averaged is the mean's own recursion.
+                    expected[k] = 0.5f * expected[k] + 0.5f * static_cast<float>(1 + step * int(k + 1));
+                }
+                s.flush();
+                CHECK(ledger->total().calls == before);
+                for (std::size_t i = toy<float>::sizes.size(); i-- > 0;) { s.gradient_ready(i); }
+                const auto rounds = s.rounds();
+                s.step({0.1});
+                if (s.rounds() == rounds) { continue; }
+                statistics.all_reduce(averaged, view<float>(averaged), mean{});
+                ++means;
+                for (std::size_t k = 0; k < 2; ++k) { CHECK(averaged[k] == doctest::Approx(expected[k])); }
+            }
+            CHECK(means == (rule.fragments == 1 ? 2u : 7u));
+            CHECK((own[0] == averaged[0]) == (world.rank() == 1));  // whose batches are the mean
+            s.finish();
+        });
     }
 }
 

@@ -2,9 +2,11 @@
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>  // copy, find_if
+#include <bit>        // ulp
 #include <cmath>      // fabs
 #include <cstddef>    // bytes
 #include <cstdint>    // batches
+#include <cstdlib>    // abs
 #include <set>        // unique names
 #include <string>     // names
 #include <utility>    // move, pair
@@ -456,4 +458,52 @@ TEST_CASE("inside a node data parallelism, across nodes CO2: replicas of two ran
     for (std::size_t i = 0; i < replicas.size(); ++i) {
         REQUIRE(x[0][i] == doctest::Approx(replicas[i]).epsilon(1e-10).scale(1));
     }
+}
+
+TEST_CASE(
+    "replicas with the same data: the bits of one where sums of their number are exact, else 2 ulp a mean at most") {
+    const auto train_alike = [](int n, const local_update_rule& rule, int steps, auto make) {
+        std::vector<vec> all(static_cast<std::size_t>(n));
+        threads::launch(n, [&](threads& world) {
+            toy<float> t;
+            auto s = make(world, rule);
+            s.attach(t.parameters);
+            train(s, 0, 1, {.steps = steps});
+            s.finish();
+            all[static_cast<std::size_t>(world.rank())] = t.values();
+        });
+        for (const vec& other : all) { REQUIRE(same_bytes(other, all[0])); }
+        return all[0];
+    };
+    const auto flat = [](threads& world, const local_update_rule& rule) {
+        return engine<>(world.duplicate("across"), local<sgd>(self{}, {.momentum = 0.9}), rule);
+    };
+    // Two ranks and four add up exactly in any order; nodes of two make a tree of eight.
+    const auto in_nodes = [](threads& world, const local_update_rule& rule) {
+        using inside = data_parallel<threads, sgd>;
+        auto node = comm::split_by_color(world, world.rank() / 2, "node");
+        auto across = comm::split_by_color(world, world.rank() % 2, "across");
+        return local_update<threads, inside>(std::move(*across), inside(std::move(*node), {.momentum = 0.9}), rule);
+    };
+    for (const named& m : methods(3)) {
+        if (m.name.starts_with("eager")) { continue; }  // a replica's own part counts by the number of replicas
+        CAPTURE(m.name);
+        const vec one = train_alike(1, m.rule, 7, flat);
+        for (const int n : {2, 4}) { CHECK(same_bytes(train_alike(n, m.rule, 7, flat), one)); }
+        CHECK(same_bytes(train_alike(8, m.rule, 7, in_nodes), one));
+    }
+    const auto bits = [](float x) {  // neighbors are one apart; 0 and -0 are not
+        const auto i = std::bit_cast<std::int32_t>(x);
+        return i < 0 ? -std::int64_t{i & 0x7fffffff} : std::int64_t{i};
+    };
+    std::int64_t farthest = 0;
+    const vec one = train_alike(1, local_sgd_method{1}.rule(), 1, flat);
+    for (const int n : {3, 5, 6, 7, 8}) {
+        const vec mean = train_alike(n, local_sgd_method{1}.rule(), 1, flat);
+        for (std::size_t i = 0; i < one.size(); ++i) {
+            farthest = std::max(farthest, std::abs(bits(mean[i]) - bits(one[i])));
+        }
+    }
+    CHECK(farthest <= 2);
+    CHECK(farthest > 0);
 }

@@ -135,6 +135,31 @@ TEST_CASE("one node has the bits of plain shards, one rank a node those of data 
     });
 }
 
+TEST_CASE("the same data on all ranks: nodes of two make a pairwise tree, and the bits are those of one rank") {
+    const auto alike = [](int n, auto make) {
+        std::vector<double> values;
+        threads::launch(n, [&](threads& world) {
+            sized_toy<double> t(several_blocks);
+            auto s = make(counted(world.duplicate("dp")));
+            s.attach(t.parameters);
+            train_sharded(s, count, 0, 1, {.steps = 3});
+            const auto all = test::values_of(s, count);
+            if (world.rank() == 0) { values = all; }
+            s.finish();
+        });
+        return values;
+    };
+    const auto one = alike(1, [](counted c) { return plain<2>(std::move(c), {}, {.bucket_bytes = 40000}); });
+    for_stages([&](auto stage) {
+        for (const auto& where : {topology::uniform(2, 2), topology::uniform(4, 2)}) {
+            CHECK(same_bytes(
+                alike(where.ranks(),
+                      [&](counted c) { return in_nodes<stage>(std::move(c), {}, {.bucket_bytes = 40000}, {where}); }),
+                one));
+        }
+    });
+}
+
 TEST_CASE("bytes sent and held are those of the documentation") {
     for (const auto& where : {topology::uniform(2, 2), topology::uniform(1, 3), topology::uniform(3, 1)}) {
         for (const int micro : {1, 4}) {

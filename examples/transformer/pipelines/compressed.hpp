@@ -50,10 +50,7 @@ struct level_range {
 template <class Comm> [[nodiscard]] std::optional<tutti::comm::topology> nodes_of(Comm& comm, const options& o) {
     auto where = o.nodes == 0 ? tutti::comm::topology::discover(comm)
                               : tutti::comm::topology::uniform(o.nodes, comm.size() / o.nodes);
-    if (where.nodes() == 1 || where.smallest_node() == 1 || where.smallest_node() != where.largest_node()) {
-        return std::nullopt;
-    }
-    return where;
+    return where.has_two_levels() ? std::optional(std::move(where)) : std::nullopt;
 }
 
 /// Data parallel through a compressor. One level for all is a choice among one: both pipelines are one type.

@@ -37,7 +37,9 @@ namespace tutti::checkpoint {
 ///            does not compute with (BOOL, F8_E4M3, ...) are listed, and read as bytes. Reading changes nothing: several
 ///            threads may share a file.
 /// Memory     a few times the header, which the file must hold in full before any of it is read: no number of the file
-///            is trusted. Reads that convert take 64 Ki elements more.
+///            is trusted, and nothing that is allocated is larger than the file, or than 64 KiB. For that, a name or a
+///            text of the header is at most a quarter of the file long, or 16 KiB. Reads that convert take 64 Ki
+///            elements more.
 /// Errors     damaged_error names the file and what is wrong with it, down to the tensor, also when it has become
 ///            shorter since; backend_error with errno when the file system refuses; usage_error: no such tensor, or
 ///            not these elements of this type.
@@ -179,8 +181,8 @@ using byte_sink = std::function<void(std::span<const std::byte>)>;
 ///            leaves the old file, and nothing beside it. One writer of a path at a time.
 /// Cost       nothing is kept but the header.
 /// Errors     usage_error: a name is there twice, is "__metadata__" or not UTF-8; a type is none of the format's
-///            (dtype::byte); tensors or header too large; `values` gives more bytes or fewer than a tensor has.
-///            backend_error with errno when the file system refuses.
+///            (dtype::byte); tensors, header or one of its strings too large; `values` gives more bytes or fewer than a
+///            tensor has. backend_error with errno when the file system refuses.
 inline void write_safetensors(const std::string& path, std::span<const safetensors_declaration> list,
                               const std::function<void(std::size_t i, const byte_sink& put)>& values,
                               const safetensors_options& how = {}) {
@@ -214,6 +216,11 @@ inline void write_safetensors(const std::string& path, std::span<const safetenso
     try {
         start = detail::encoded(header);
     } catch (const usage_error& e) { throw usage_error(formatted("'{}': {}", path, e.what())); }
+    try {
+        detail::demand_short_parts(std::string_view(start).substr(sizeof(std::uint64_t)), start.size() + end);
+    } catch (const damaged_error& e) {
+        throw usage_error(formatted("'{}' could not be read back: {}", path, e.what()));
+    }
     if (start.size() > detail::longest_safetensors_header) {
         throw usage_error(formatted("'{}': a header of {} bytes is more than the format allows", path, start.size()));
     }

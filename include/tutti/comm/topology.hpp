@@ -129,6 +129,8 @@ public:
 
     [[nodiscard]] int largest_node() const noexcept { return largest_; }
     [[nodiscard]] int smallest_node() const noexcept { return smallest_; }
+    /// Several nodes of several ranks each, all as many: there is something to do inside nodes, and between them.
+    [[nodiscard]] bool has_two_levels() const noexcept { return nodes() > 1 && smallest_ > 1 && smallest_ == largest_; }
     /// The most ranks that share one NIC.
     [[nodiscard]] int ranks_per_nic() const noexcept { return ranks_per_nic_; }
 

@@ -10,6 +10,7 @@
 #include <tutti/compress/level_errors.hpp>
 #include <tutti/compress/level_schedule.hpp>
 #include <tutti/compress/level_table.hpp>
+#include <tutti/compress/matrix.hpp>
 
 // collectives, and what they keep and cost
 #include <tutti/compress/all_gather.hpp>

@@ -15,13 +15,15 @@
 #include <vector>       // segments
 
 #include <tutti/comm/communicator.hpp>           // communicator
-#include <tutti/comm/topology.hpp>               // stated network
+#include <tutti/comm/node_groups.hpp>            // split_inside, split_across
+#include <tutti/comm/topology.hpp>               // stated network, nodes
 #include <tutti/compress/all_reduce.hpp>         // all_reduce, make_state
 #include <tutti/compress/compressor.hpp>         // segment
 #include <tutti/compress/dense.hpp>              // dense_level
 #include <tutti/compress/error_feedback.hpp>     // residuals
 #include <tutti/compress/gain.hpp>               // whether it pays
 #include <tutti/compress/hierarchical.hpp>       // all_reduce between nodes
+#include <tutti/compress/matrix.hpp>             // which tensors are compressed
 #include <tutti/compress/momentum_feedback.hpp>  // momentum
 #include <tutti/core/buffer.hpp>                 // the step count as memory
 #include <tutti/core/detail/detour.hpp>          // between two queues
@@ -46,11 +48,10 @@ struct stated_network {
 
 /// Sends gradients through a compressor.
 ///
-/// Semantics    a tensor is read as a matrix of its first extent by all others. It is compressed at `level` if it has
-///              two rows and two columns or more, and if its wire is at most 1/worth of its floats; all others are
-///              summed as floats. `worth` is the rule of PowerSGD's authors (2). With a `network`, all tensors of a
-///              bucket go as they are if compress::expected_gain finds them no slower so, at the first level: over
-///              NVLink that is every bucket.
+/// Semantics    a tensor is compressed at `level` if it is a matrix (compress::matrix_of), and if its wire is at most
+///              1/worth of its floats; all others are summed as floats. `worth` is the rule of PowerSGD's authors (2).
+///              With a `network`, all tensors of a bucket go as they are if compress::expected_gain finds them no slower
+///              so, at the first level: over NVLink that is every bucket.
 ///              With feedback every rank keeps what its compression lost, a float an element, and adds it to its next
 ///              gradient. `rescale` keeps that in units of updates when the learning rate changes, for optimizers whose
 ///              step is proportional to the gradient; the trainer must tell the rate to begin(). Where the scale of the
@@ -153,14 +154,9 @@ template <std::copyable Compressor> struct compressed_mean {
                                                       {},
                                                       {}});
             if (own.goes_between_nodes()) {
-                std::vector<int> node, place;
-                for (int r = 0; r < comm.size(); ++r) {
-                    node.push_back(own.nodes->node_of(r));
-                    place.push_back(own.nodes->local_rank(r));
-                }
-                std::optional<C> inside = comm.split(node, "node");
-                std::optional<C> across = comm.split(place, "place");
-                shared_->links = node_links{*std::move(inside), *std::move(across)};
+                C inside = comm::split_inside(comm, *own.nodes);
+                C across = comm::split_across(comm, *own.nodes);
+                shared_->links = node_links{std::move(inside), std::move(across)};
             }
             if (own.momentum) { shared_->momentum.emplace(q, plan.elements, *own.momentum); }
             fill(q, counter_.view(), std::uint64_t{0});
@@ -277,10 +273,7 @@ template <std::copyable Compressor> struct compressed_mean {
                 throw usage_error("compressed mean: with momentum, what is lost is always kept and never rescaled");
             }
         }
-        if (nodes && nodes->smallest_node() != nodes->largest_node()) {
-            throw usage_error(formatted("compressed mean: nodes of {} to {} ranks; all must have as many",
-                                        nodes->smallest_node(), nodes->largest_node()));
-        }
+        if (nodes) { comm::expect_equal_nodes(*nodes, "compressed mean"); }
         if (goes_between_nodes() && momentum) {
             throw usage_error("compressed mean: momentum is kept of what single ranks send, with `nodes` nodes send");
         }
@@ -308,7 +301,7 @@ template <std::copyable Compressor> struct compressed_mean {
                                 network->kernels.bytes_per_second)
                     : std::string(),
             seed);
-        return goes_between_nodes() ? text + ", between nodes" + list_of_nodes() : text;
+        return goes_between_nodes() ? text + ", between nodes" + comm::list_of_nodes(*nodes) : text;
     }
     template <communicator C, floating_element T>
     [[nodiscard]] state_type<C, T> make_state(C& comm, const parameters<T, memory_of<C>>& list,
@@ -321,10 +314,7 @@ template <std::copyable Compressor> struct compressed_mean {
             throw usage_error(formatted("compressed mean: the stated network has {} ranks, '{}' has {}",
                                         network->links.ranks(), comm.name(), comm.size()));
         }
-        if (nodes && nodes->ranks() != comm.size()) {
-            throw usage_error(formatted("compressed mean: nodes of {} ranks together, '{}' has {}", nodes->ranks(),
-                                        comm.name(), comm.size()));
-        }
+        if (nodes) { comm::expect_nodes_of(comm, *nodes, "compressed mean"); }
         if (goes_between_nodes() && !goes_by_node<C, T>) {
             throw usage_error(formatted("compressed mean: '{}' cannot average inside nodes", comm.name()));
         }
@@ -349,37 +339,26 @@ private:
         compress::reducible_by<Compressor, C, T>&& comm::can_reduce_scatter<C, T, mean>&& comm::can_all_gather<C, T>;
 
     [[nodiscard]] int largest() const noexcept { return largest_level == 0 ? level : largest_level; }
-    [[nodiscard]] bool goes_between_nodes() const {
-        return nodes && nodes->nodes() > 1 && nodes->ranks() > nodes->nodes();
-    }
-    [[nodiscard]] std::string list_of_nodes() const {
-        std::string list;
-        for (int r = 0; r < nodes->ranks(); ++r) { list += formatted(" {}", nodes->node_of(r)); }
-        return list;
-    }
+    [[nodiscard]] bool goes_between_nodes() const { return nodes && nodes->has_two_levels(); }
 
+    static void leave_as_it_is(compress::segment& s) noexcept {
+        s.level = compress::dense_level;
+        s.rows = s.size();
+        s.cols = 1;
+    }
     /// Whole tensors, those worth it at the first level.
     template <class T, memory M>
     [[nodiscard]] std::vector<compress::segment> segments_of(const parameters<T, M>& list,
                                                              const schedule::bucket_plan& plan) const {
         std::vector<compress::segment> all;
         for (std::size_t i = 0; i < list.size(); ++i) {
-            const std::size_t size = list[i].value.size();
-            compress::segment s;
+            const std::optional<compress::segment> matrix = compress::matrix_of(list[i].shape);
+            compress::segment s = matrix.value_or(compress::segment{0, 0, 0, 0, list[i].value.size(), 1});
             s.tensor = static_cast<std::uint32_t>(i);
-            s.level = compress::dense_level;
+            s.level = level;
             s.offset = plan.offsets[i];
-            s.rows = size;
-            const std::size_t rows = list[i].shape.size() < 2 ? 0 : list[i].shape.front();
-            if (rows >= 2 && size / rows >= 2) {
-                compress::segment as_matrix = s;
-                as_matrix.level = level;
-                as_matrix.rows = rows;
-                as_matrix.cols = size / rows;
-                if (static_cast<double>(bytes_of(as_matrix)) * worth <= static_cast<double>(4 * size)) {
-                    s = as_matrix;
-                }
-            }
+            const auto floats = static_cast<double>(s.size() * sizeof(float));
+            if (!matrix || static_cast<double>(bytes_of(s)) * worth > floats) { leave_as_it_is(s); }
             all.push_back(s);
         }
         for (const schedule::bucket& b : plan.buckets) {
@@ -389,11 +368,7 @@ private:
                     .worth_it()) {
                 continue;
             }
-            for (compress::segment& s : own) {
-                s.level = compress::dense_level;
-                s.rows = s.size();
-                s.cols = 1;
-            }
+            for (compress::segment& s : own) { leave_as_it_is(s); }
         }
         return all;
     }

@@ -20,6 +20,7 @@
 #include <tutti/compress/compressor.hpp>         // segment
 #include <tutti/compress/dense_or.hpp>           // vectors
 #include <tutti/compress/error_feedback.hpp>     // residuals
+#include <tutti/compress/matrix.hpp>             // which tensors are compressed
 #include <tutti/compress/quantize.hpp>           // what is used unless said otherwise
 #include <tutti/compress/reduce_scatter.hpp>     // gradients
 #include <tutti/compress/shards.hpp>             // shards
@@ -50,8 +51,8 @@ concept compresses_shards = std::same_as<Scheme, as_is> ||
 /// Gradients through `gradients` and values through `values`, each of them or neither `as_is`: then like plain_shards.
 ///
 /// Semantics    what a rank owns of a tensor is one segment of the compressor, a tensor of its own to it. It is
-///              compressed if the tensor has two rows and two columns or more, its first extent by all others, and if
-///              its wire is smaller than its floats; everything else goes as floats on the same wire.
+///              compressed if the tensor is a matrix (compress::matrix_of), and if its wire is smaller than its floats;
+///              everything else goes as floats on the same wire.
 ///   gradients  compress::reduce_scatter: each rank's part is sent compressed to its owner, which sums in full
 ///              precision and adds its own part as it is. With `feedback` every rank keeps what its compression lost,
 ///              and adds it to what it sends next for the same elements; where the scale of the loss changes, it is
@@ -209,7 +210,7 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
                         const std::size_t to = std::min(end, first + list[i].value.size());
                         if (from >= to) { continue; }
                         compress::segment s{tensor++, level, from, 0, to - from, 1};
-                        if (!is_matrix(list[i].shape) || x.wire_bytes(s) >= s.size() * sizeof(float)) {
+                        if (!compress::matrix_of(list[i].shape) || x.wire_bytes(s) >= s.size() * sizeof(float)) {
                             s.level = compress::dense_level;
                         }
                         ranks[r].push_back(s);
@@ -219,12 +220,6 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
                 all.emplace_back(ranks);
             }
             return std::make_shared<const by_bucket>(std::move(all));
-        }
-        [[nodiscard]] static bool is_matrix(const std::vector<std::size_t>& shape) {
-            if (shape.size() < 2 || shape.front() < 2) { return false; }
-            std::size_t cols = 1;
-            for (std::size_t k = 1; k < shape.size(); ++k) { cols *= shape[k]; }
-            return cols >= 2;
         }
     };
 

@@ -58,6 +58,9 @@ struct local_update_options {
 ///   exchange   how payloads become their mean, as gradients do in data_parallel: pseudo-gradients may be compressed, with
 ///              feedback of what that lost. It sees the tensors of the model, or, over an inner strategy that shards,
 ///              matrices made of the shard. Means of parameters, for merges without a common anchor, go as they are.
+///   statistics that forward passes update, such as those of batch normalization, stay on their rank, and forward sends
+///              nothing. A trainer that wants their mean takes it, by an all_reduce of its own, behind a step that
+///              rounds() has moved on in, and behind finish.
 ///   flush      waits for what is in flight and adopts nothing.
 ///   consensus  between steps; replicas have in common: the anchor, for merges with a common one; else the mean of
 ///              their parameters, one all_reduce. The scope restores the replica's own values, holds a copy of them,

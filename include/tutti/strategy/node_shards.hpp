@@ -11,17 +11,16 @@
 #include <string>       // descriptions
 #include <string_view>  // names of communicators
 #include <utility>      // move
-#include <vector>       // colors
+#include <vector>       // hashes
 
 #include <tutti/comm/communicator.hpp>               // capabilities
+#include <tutti/comm/node_groups.hpp>                // split_inside, split_across
 #include <tutti/comm/topology.hpp>                   // nodes
 #include <tutti/core/buffer.hpp>                     // a hash
 #include <tutti/core/detail/detour.hpp>              // between two queues
-#include <tutti/core/error.hpp>                      // usage_error
 #include <tutti/core/reduce_op.hpp>                  // mean
 #include <tutti/core/run.hpp>                        // fetch
 #include <tutti/core/state.hpp>                      // hash_bytes
-#include <tutti/core/text.hpp>                       // formatted
 #include <tutti/schedule/bucket.hpp>                 // bucket_plan
 #include <tutti/strategy/detail/parameter_list.hpp>  // hash_operation
 #include <tutti/strategy/detail/shard_plan.hpp>      // shard_plan
@@ -97,36 +96,16 @@ struct node_shards {
         void restored() const noexcept {}
     };
 
-    void validate() const {
-        if (nodes.smallest_node() != nodes.largest_node()) {
-            throw usage_error(formatted("node shards: nodes of {} to {} ranks; all must have as many",
-                                        nodes.smallest_node(), nodes.largest_node()));
-        }
-    }
-    [[nodiscard]] std::string describe() const {
-        std::string list;
-        for (int r = 0; r < nodes.ranks(); ++r) { list += formatted(" {}", nodes.node_of(r)); }
-        return ", shared inside nodes" + list;
-    }
+    void validate() const { comm::expect_equal_nodes(nodes, "node shards"); }
+    [[nodiscard]] std::string describe() const { return ", shared inside nodes" + comm::list_of_nodes(nodes); }
     template <communicator C, floating_element T>
     requires comm::can_reduce_scatter<C, T, mean> && comm::can_all_gather<C, T> && comm::can_all_reduce<C, T, mean> &&
         comm::can_gather_control<C>
     [[nodiscard]] state_type<C, T> make_state(C& comm, const parameters<T, memory_of<C>>&,
                                               const schedule::bucket_plan& plan) const {
-        if (nodes.ranks() != comm.size()) {
-            throw usage_error(formatted("node shards: nodes of {} ranks together, '{}' has {}", nodes.ranks(),
-                                        std::string_view(comm.name()), comm.size()));
-        }
-        std::vector<int> node, place;
-        for (int r = 0; r < comm.size(); ++r) {
-            node.push_back(nodes.node_of(r));
-            place.push_back(nodes.local_rank(r));
-        }
-        const auto part = [&](const std::vector<int>& colors, std::string_view name) {
-            return std::make_shared<C>(*comm.split(colors, name));
-        };
-        auto inside = part(node, "node");
-        auto across = part(place, "place");
+        comm::expect_nodes_of(comm, nodes, "node shards");
+        auto inside = std::make_shared<C>(comm::split_inside(comm, nodes));
+        auto across = std::make_shared<C>(comm::split_across(comm, nodes));
         return state_type<C, T>(std::move(inside), std::move(across), plan);
     }
 };

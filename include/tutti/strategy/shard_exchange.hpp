@@ -74,6 +74,17 @@ concept shard_exchange_state = std::move_constructible<S> &&
     state.restored();
 };
 
+/// An exchange that keeps what a gather brings, to bring it again for less.
+///
+/// Semantics
+///   gather_again  work for a lane of the group, behind gather's on the same lane: (comm, whole), whole = the bits that
+///                 the last gather of bucket b brought. All ranks of the group ask for it alike.
+template <class S, class C, class T>
+concept gathers_again = shard_exchange_state<S, C, T> &&
+    requires(const S& state, C& comm, std::size_t b, view<T, memory_of<C>> whole) {
+    state.gather_again(b)(comm, whole);
+};
+
 /// How ranks of a communicator C that share parameters of T exchange them and their gradients.
 ///
 /// Semantics

@@ -74,7 +74,8 @@ concept can_shard = comm::can_broadcast<C, T> && comm::can_reduce_scatter<C, T, 
 ///              The contents of a gradient are unspecified behind gradient_ready. A norm that is not finite skips the
 ///              step on all ranks.
 ///   Exchange   how gradients become means of parts, and values come back from parts: plain_shards, among all ranks and
-///              as they are, which is what this says; node_shards, inside nodes; compressed_shards, through compressors.
+///              as they are, which is what this says; node_shards, inside nodes; compressed_shards, through
+///              compressors; secondary_shards, in stage 3 over one of them, values inside nodes once they were there.
 ///              They say what differs.
 /// Shapes       cuts lie at multiples of 4096 elements of the model (optimize::norm_block), so a rank owns at most one
 ///              such block a bucket more than another; nothing is padded. owned() is this rank's part of every
@@ -109,6 +110,8 @@ requires(Stage >= 1 && Stage <= 3 && can_shard<C, T> && optimize::optimizer<Opti
     using M = memory_of<C>;
     using master = master_t<T>;
     using exchange_state = shard_state_of<Exchange, C, T>;
+    static_assert(Stage == 3 || !gathers_again<exchange_state, C, T>,
+                  "stages 1 and 2 gather values once an update, and never again");
     using gradients = std::conditional_t<Stage == 1, detail::whole_gradients<C, T, exchange_state>,
                                          detail::bucket_gradients<C, T, exchange_state>>;
     using values = std::conditional_t<Stage == 3, detail::live_values<C, T, exchange_state>,

@@ -3,7 +3,7 @@
 // and, under "__metadata__", texts; then the tensors without gaps (https://github.com/huggingface/safetensors).
 #pragma once
 
-#include <algorithm>    // sort, find
+#include <algorithm>    // sort, find, min, max
 #include <array>        // offsets
 #include <cstddef>      // size_t
 #include <cstdint>      // numbers of the format
@@ -248,14 +248,43 @@ inline void demand_full(const safetensors_tensors& tensors, std::uint64_t data_b
     }
 }
 
+inline constexpr std::size_t most_between_strings = 2048;  // 64 dimensions of 20 digits, and two offsets
+
+/// Refuses what a parser would keep, grow and quote in messages before it is known to be of use: strings of more than a
+/// quarter of the file, and more than a few numbers, brackets and blanks between two strings.
+/// Errors  damaged_error. Whatever else is wrong with the JSON is for the parser to say.
+inline void demand_short_parts(std::string_view text, std::uint64_t file_bytes) {
+    const std::uint64_t longest = std::max(file_bytes / 4, std::uint64_t{1} << 14);
+    for (std::size_t at = 0; at < text.size();) {
+        const std::size_t quote = std::min(text.find('"', at), text.size());
+        if (quote - at > most_between_strings) {
+            throw damaged_error(formatted("the header has {} bytes without a string from byte {} on, more than {}",
+                                          quote - at, at, most_between_strings));
+        }
+        if (quote == text.size()) { return; }
+        std::size_t end = quote + 1;
+        while (end < text.size() && text[end] != '"') { end += text[end] == '\\' ? 2u : 1u; }
+        const std::size_t size = std::min(end, text.size()) - quote - 1;
+        if (size > longest) {
+            throw damaged_error(
+                formatted("the header has a string of {} bytes at byte {}, more than {}, of a file of {}", size, quote,
+                          longest, file_bytes));
+        }
+        at = end + 1;
+    }
+}
+
 /// The header whose JSON this is, with so many bytes behind it.
-/// Memory  a few times the text, whatever it says, and no part of it larger than twice the text.
+/// Memory  a few times the text, whatever it says; no part of it larger than the file, or than 64 KiB.
 /// Errors  damaged_error saying what is wrong, down to the tensor.
 [[nodiscard]] inline safetensors_header decoded_safetensors(std::string_view text, std::uint64_t data_bytes) {
+    const std::uint64_t file_bytes = sizeof(std::uint64_t) + text.size() + data_bytes;
+    text = text.substr(0, text.find_last_not_of(' ') + 1);  // what fills it up
     if (!text.starts_with('{')) { throw damaged_error("the header is not a JSON object"); }
     if (const std::size_t zero = text.find('\0'); zero != text.npos) {  // the parser would take it for the end
         throw damaged_error(formatted("the header is not valid JSON at byte {}: it is zero", zero + 1));
     }
+    demand_short_parts(text, file_bytes);
     safetensors_header header;
     safetensors_reader reader(header, data_bytes);
     static_cast<void>(nlohmann::json::sax_parse(text.begin(), text.end(), &reader));

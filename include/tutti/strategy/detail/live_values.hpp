@@ -31,7 +31,8 @@ namespace tutti::strategy::detail {
 ///              next, which is gathered beside what the main queue does. What comes next is known from the first pass,
 ///              the record: in it, and outside of passes, ranks agree on every bucket before they gather it. A later
 ///              pass that leaves the record is an error: the other ranks are about to gather what it says.
-///              publish() rounds the masters; what was gathered before is forgotten.
+///              publish() rounds the masters; what was gathered before is forgotten. Between two of these, an exchange
+///              that gathers again is asked to from the second gather of a bucket on.
 /// Storage      as many buckets' worth of memory as were there at once: two, if uses of different buckets do not
 ///              overlap. The shard in T, unless masters are gathered, of that type or by the exchange.
 /// Errors       usage_error naming the parameter for uses without end; mismatch_error naming the ranks.
@@ -40,6 +41,7 @@ template <communicator C, floating_element T, shard_exchange_state<C, T> S> clas
     using M = memory_of<C>;
     using master = master_t<T>;
     static constexpr bool rounds = !S::gathers_masters && !std::same_as<T, master>;
+    static constexpr bool again = gathers_again<S, C, T>;
     static constexpr std::size_t none = static_cast<std::size_t>(-1);
     enum class mode : std::uint8_t { free, recording, following };
     struct visit {
@@ -61,6 +63,7 @@ template <communicator C, floating_element T, shard_exchange_state<C, T> S> clas
     std::vector<std::size_t> free_;       // indices of memory_
     std::vector<std::size_t> memory_of_;  // by bucket; none: not there
     std::vector<std::uint8_t> pending_;   // by bucket: on its way
+    std::vector<std::uint8_t> gathered_;  // by bucket: since the last publish
     std::vector<std::size_t> uses_;       // by parameter
     std::vector<std::size_t> in_use_;     // by bucket: uses of its parameters
 
@@ -84,6 +87,7 @@ public:
         , largest_(plan_->largest_bucket())
         , memory_of_(plan_->size(), none)
         , pending_(plan_->size(), 0)
+        , gathered_(plan_->size(), 0)
         , uses_(list.size(), 0)
         , in_use_(plan_->size(), 0)
         , lane_(exchange_->duplicate(comm, "values"), options)
@@ -151,6 +155,7 @@ public:
         settle(q);
         updates_ = updates;
         for (std::size_t b = 0; b < plan_->size(); ++b) { release(b); }
+        gathered_.assign(gathered_.size(), 0);
         last_ = none;
         if constexpr (rounds) {
             for (std::size_t b = 0; b < plan_->size(); ++b) {
@@ -204,9 +209,18 @@ private:
         memory_of_[b] = free_.back();
         free_.pop_back();
         const view<T, M> whole = memory_[memory_of_[b]].view().sub(0, plan_->bucket(b).size);
-        auto work = [gather = exchange_->gather(b, updates_), whole, mine = plan_->kept_part(b, kept_)](C& c) {
+        const bool before = std::exchange(gathered_[b], std::uint8_t{1}) != 0;
+        if constexpr (again) {
+            if (before) {
+                submit(q, b, [gather = exchange_->gather_again(b), whole](C& c) { gather(c, whole); });
+                return;
+            }
+        }
+        submit(q, b, [gather = exchange_->gather(b, updates_), whole, mine = plan_->kept_part(b, kept_)](C& c) {
             gather(c, mine, whole);
-        };
+        });
+    }
+    template <class Work> void submit(Q q, std::size_t b, Work work) {
         // nvcc takes the reference that an assignment gives for a ticket thrown away.
         static_cast<void>(in_flight_[b] = lane_.submit(gather_names_[b], std::move(work), q));
         pending_[b] = 1;

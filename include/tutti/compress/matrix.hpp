@@ -1,0 +1,25 @@
+// matrix: the tensors that are compressed, as the matrices that they are read as.
+// Needs compress/compressor. One rule for all that choose tensors by themselves.
+// Source: Vogels et al., PowerSGD, NeurIPS 2019, section 3 (a tensor as a matrix; vectors go as they are).
+#pragma once
+
+#include <cstddef>   // size_t
+#include <optional>  // tensors that are no matrices
+#include <span>      // shapes
+
+#include <tutti/compress/compressor.hpp>  // segment
+
+namespace tutti::compress {
+
+/// A tensor as a matrix: its first extent by all others. Nothing for what has not two rows and two columns, such as
+/// vectors: these are few elements, and they go as they are.
+[[nodiscard]] inline std::optional<segment> matrix_of(std::span<const std::size_t> shape) {
+    if (shape.size() < 2) { return std::nullopt; }
+    segment s;
+    s.rows = shape.front();
+    for (const std::size_t extent : shape.subspan(1)) { s.cols *= extent; }
+    if (s.rows < 2 || s.cols < 2) { return std::nullopt; }
+    return s;
+}
+
+}  // namespace tutti::compress
