@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>  // max, stable_sort
-#include <array>      // by zone
 #include <cmath>      // isfinite
 #include <concepts>   // costs
 #include <cstddef>    // size_t
@@ -68,35 +67,48 @@ struct ring_step {
     return seconds;
 }
 
-// seconds[i]: attention of the whole sequence i on one rank.
+// The rings of one rank.
+struct rank_rings {
+    double computing = 0;
+    std::vector<ring_step> node;
+    std::vector<ring_step> world;
+
+    // A ring of `size` ranks; seconds: of its whole sequence on one rank.
+    void add(int size, zone where, double seconds, std::int64_t length, const transfer_cost& transfers) {
+        const double share = seconds / size;
+        computing += share;
+        if (where == zone::local) { return; }
+        const double sending = transfers.bytes_per_token * static_cast<double>(length) / size /
+                               transfers.link_of(where).bytes_per_second;
+        (where == zone::world ? world : node).push_back({size, share / size, sending});
+    }
+    // Uses up the rings.
+    [[nodiscard]] rank_time time(const transfer_cost& transfers) {
+        rank_time t{computing, 0, 0};
+        for (const zone z : {zone::world, zone::node}) {
+            auto& rings = z == zone::world ? world : node;
+            double alone = 0;
+            for (const ring_step& r : rings) { alone += r.size * r.computing; }
+            t.waiting += std::max(0.0, seconds_of_rounds(rings, transfers.link_of(z).latency_seconds) - alone);
+        }
+        return t;
+    }
+};
+
+// seconds: by sequence, of the whole of it on one rank.
 [[nodiscard]] inline std::vector<rank_time> rank_times(std::span<const ring> rings, std::span<const double> seconds,
                                                        std::span<const std::int64_t> lengths, const cluster& machines,
                                                        const transfer_cost& transfers) {
-    const auto ranks = static_cast<std::size_t>(machines.ranks());
-    std::vector<rank_time> times(ranks);
-    std::array<std::vector<std::vector<ring_step>>, 2> steps{std::vector<std::vector<ring_step>>(ranks),
-                                                             std::vector<std::vector<ring_step>>(ranks)};
+    std::vector<rank_rings> by_rank(static_cast<std::size_t>(machines.ranks()));
     for (const ring& r : rings) {
         const auto s = static_cast<std::size_t>(r.sequence);
-        const auto size = static_cast<double>(r.ranks.size());
-        const ring_step step{static_cast<int>(r.ranks.size()), seconds[s] / size / size,
-                             transfers.bytes_per_token * static_cast<double>(lengths[s]) / size /
-                                 transfers.link_of(r.where).bytes_per_second};
         for (const int rank : r.ranks) {
-            const auto at = static_cast<std::size_t>(rank);
-            times[at].computing += seconds[s] / size;
-            if (r.where != zone::local) { steps[r.where == zone::world ? 1 : 0][at].push_back(step); }
+            by_rank[static_cast<std::size_t>(rank)].add(static_cast<int>(r.ranks.size()), r.where, seconds[s], lengths[s],
+                                                        transfers);
         }
     }
-    for (std::size_t at = 0; at < ranks; ++at) {
-        for (const zone z : {zone::node, zone::world}) {
-            auto& mine = steps[z == zone::world ? 1 : 0][at];
-            double computing = 0;
-            for (const ring_step& r : mine) { computing += r.size * r.computing; }
-            const double all = seconds_of_rounds(mine, transfers.link_of(z).latency_seconds);
-            times[at].waiting += std::max(0.0, all - computing);
-        }
-    }
+    std::vector<rank_time> times;
+    for (rank_rings& r : by_rank) { times.push_back(r.time(transfers)); }
     return times;
 }
 

@@ -7,7 +7,7 @@
 // with finer and finer cuts until loads are even; so are the thresholds, the use of an estimate, and the fallback.
 #pragma once
 
-#include <algorithm>    // sort, lower_bound
+#include <algorithm>    // lower_bound, max, min
 #include <cmath>        // ceil, isfinite
 #include <cstddef>      // size_t
 #include <cstdint>      // tokens
@@ -21,6 +21,7 @@
 #include <tutti/core/error.hpp>                     // usage_error
 #include <tutti/core/text.hpp>                      // formatted
 #include <tutti/sequence/cost.hpp>                  // attention_cost, transfer_cost
+#include <tutti/sequence/detail/rank_loads.hpp>     // which ranks come next
 #include <tutti/sequence/estimate.hpp>              // rank_times
 #include <tutti/sequence/partition/even_ring.hpp>   // the fallback
 #include <tutti/sequence/partition/ring_sizes.hpp>  // allowed sizes
@@ -151,15 +152,14 @@ public:
         zeppelin_plan result{{}, best_imbalance, best_theta,
                              balanced ? zeppelin_reason::balanced : zeppelin_reason::least_loaded};
         if (best_theta != 0) { result.where = assembled(machines, lengths, std::move(best)); }
-        if (best_theta == 0 || options_.transfers) {
-            placement even = even_ring{}(lengths, machines, capacity);
-            // In the order in which estimates sum, so that they agree on which is faster.
-            const double of_even = imbalance(p, even.rings);
-            if (best_theta != 0) { result.imbalance = imbalance(p, result.where.rings); }
-            if (best_theta == 0 || of_even < result.imbalance) {
-                const auto reason = best_theta == 0 ? zeppelin_reason::no_room : zeppelin_reason::even_faster;
-                result = {std::move(even), of_even, 0, reason};
-            }
+        // In the order of the finished plan, as `estimated` sums, so that both agree on which is faster.
+        if (best_theta != 0 && options_.transfers) { result.imbalance = imbalance(p, result.where.rings); }
+        const bool faster = options_.transfers && even_imbalance(p) < result.imbalance;
+        if (best_theta == 0 || faster) {
+            result.where = even_ring{}(lengths, machines, capacity);
+            result.imbalance = options_.transfers ? even_imbalance(p) : imbalance(p, result.where.rings);
+            result.theta = 0;
+            result.reason = best_theta == 0 ? zeppelin_reason::no_room : zeppelin_reason::even_faster;
         }
         return result;
     }
@@ -174,13 +174,10 @@ private:
         std::vector<int> sizes;       // of rings
         double average;               // seconds a rank
     };
-    struct state {
-        std::vector<double> load;          // seconds by rank
-        std::vector<std::int64_t> tokens;  // by rank
-        std::vector<int> chosen;           // ranks of the ring at hand
-        std::vector<int> candidates;       // ranks, or nodes
-        std::vector<double> node_load;
-    };
+
+    [[nodiscard]] static zone zone_for(const problem& p, int size) noexcept {
+        return size == 1 ? zone::local : size <= p.machines.ranks_per_node ? zone::node : zone::world;
+    }
 
     // The smallest size of at least `least` ranks; sizes.size() when there is none.
     [[nodiscard]] static std::size_t size_from(const problem& p, double least) {
@@ -197,10 +194,7 @@ private:
         // The small number forgives rounding in the quotient.
         const double wanted = w <= limit ? 1 : std::ceil(w / limit - 1e-9);
         std::size_t at = std::min(size_from(p, wanted), p.sizes.size() - 1);
-        const auto hides = [&](int size) {
-            const zone z = size == 1 ? zone::local : size <= p.machines.ranks_per_node ? zone::node : zone::world;
-            return length / size >= options_.least.of(z);
-        };
+        const auto hides = [&](int size) { return length / size >= options_.least.of(zone_for(p, size)); };
         while (at > 0 && !hides(p.sizes[at])) { --at; }
         while (at < p.sizes.size() && most_tokens(length, p.sizes[at]) > p.capacity) { ++at; }
         return at;
@@ -210,95 +204,28 @@ private:
     [[nodiscard]] double load_of(const problem& p, std::size_t s, int size) const {
         const double step = p.seconds[s] / size / size;
         if (!options_.transfers || size == 1) { return p.seconds[s] / size; }
-        const zone z = size <= p.machines.ranks_per_node ? zone::node : zone::world;
         const double sending = options_.transfers->bytes_per_token * static_cast<double>(p.lengths[s]) / size /
-                               options_.transfers->link_of(z).bytes_per_second;
+                               options_.transfers->link_of(zone_for(p, size)).bytes_per_second;
         return step + (size - 1) * std::max(step, sending);
-    }
-
-    // The ranks of one node that are least loaded with it, into st.chosen. False where no node has room.
-    [[nodiscard]] static bool choose_in_node(const problem& p, state& st, int size, std::int64_t tokens) {
-        const int width = p.machines.ranks_per_node;
-        const auto load = [&](int r) { return st.load[static_cast<std::size_t>(r)]; };
-        const auto has_room = [&](int r) { return st.tokens[static_cast<std::size_t>(r)] <= p.capacity - tokens; };
-        const auto before = [&](int a, int b) { return load(a) != load(b) ? load(a) < load(b) : a < b; };
-        st.chosen.clear();
-        double least = 0;  // of the fullest chosen rank
-        for (int first = 0; first < p.machines.ranks(); first += width) {
-            st.candidates.clear();
-            for (int r = first; r < first + width; ++r) {
-                if (!has_room(r)) { continue; }
-                if (size > 1) {
-                    st.candidates.push_back(r);
-                } else if (st.candidates.empty() || load(r) < load(st.candidates.front())) {
-                    st.candidates.assign(1, r);
-                }
-            }
-            if (st.candidates.size() < static_cast<std::size_t>(size)) { continue; }
-            std::sort(st.candidates.begin(), st.candidates.end(), before);
-            st.candidates.resize(static_cast<std::size_t>(size));
-            if (st.chosen.empty() || load(st.candidates.back()) < least) {
-                least = load(st.candidates.back());
-                st.chosen.assign(st.candidates.begin(), st.candidates.end());
-            }
-        }
-        return !st.chosen.empty();
-    }
-
-    // The least loaded nodes all of whose ranks have room, into st.chosen. False where there are too few.
-    [[nodiscard]] static bool choose_nodes(const problem& p, state& st, int nodes, std::int64_t tokens) {
-        const int width = p.machines.ranks_per_node;
-        st.candidates.clear();
-        st.node_load.assign(static_cast<std::size_t>(p.machines.nodes), 0);
-        for (int n = 0; n < p.machines.nodes; ++n) {
-            bool room = true;
-            for (int r = n * width; r < (n + 1) * width; ++r) {
-                room = room && st.tokens[static_cast<std::size_t>(r)] <= p.capacity - tokens;
-                st.node_load[static_cast<std::size_t>(n)] += st.load[static_cast<std::size_t>(r)];
-            }
-            if (room) { st.candidates.push_back(n); }
-        }
-        if (st.candidates.size() < static_cast<std::size_t>(nodes)) { return false; }
-        std::sort(st.candidates.begin(), st.candidates.end(), [&](int a, int b) {
-            const double of_a = st.node_load[static_cast<std::size_t>(a)];
-            const double of_b = st.node_load[static_cast<std::size_t>(b)];
-            return of_a != of_b ? of_a < of_b : a < b;
-        });
-        st.chosen.clear();
-        for (int i = 0; i < nodes; ++i) {
-            const int n = st.candidates[static_cast<std::size_t>(i)];
-            for (int r = n * width; r < (n + 1) * width; ++r) { st.chosen.push_back(r); }
-        }
-        return true;
     }
 
     // Rings of all sequences, none of which loads a rank by more than theta * average; nothing where there is no room.
     [[nodiscard]] std::optional<std::vector<ring>> cut(const problem& p, double theta) const {
-        const auto ranks = static_cast<std::size_t>(p.machines.ranks());
         const int width = p.machines.ranks_per_node;
-        state st{std::vector<double>(ranks), std::vector<std::int64_t>(ranks), {}, {}, {}};
+        sequence::detail::rank_loads loads(p.machines, p.capacity);
         std::vector<ring> rings;
         rings.reserve(p.order.size());
         for (const int sequence : p.order) {
             const auto s = static_cast<std::size_t>(sequence);
             std::size_t at = first_size(p, s, theta * p.average);
-            for (;; at = p.sizes[at] < width ? size_from(p, std::min(width, 2 * p.sizes[at])) : at + 1) {
-                if (at >= p.sizes.size()) { return std::nullopt; }
-                const int size = p.sizes[at];
-                const std::int64_t tokens = most_tokens(p.lengths[s], size);
-                if (size <= width ? choose_in_node(p, st, size, tokens) : choose_nodes(p, st, size / width, tokens)) {
-                    break;
-                }
+            std::span<const int> ranks;
+            for (; at < p.sizes.size(); at = p.sizes[at] < width ? size_from(p, std::min(width, 2 * p.sizes[at])) : at + 1) {
+                ranks = loads.choose(p.sizes[at], most_tokens(p.lengths[s], p.sizes[at]));
+                if (!ranks.empty()) { break; }
             }
-            const int size = p.sizes[at];
-            std::sort(st.chosen.begin(), st.chosen.end());
-            const double load = load_of(p, s, size);
-            for (int i = 0; i < size; ++i) {
-                const auto r = static_cast<std::size_t>(st.chosen[static_cast<std::size_t>(i)]);
-                st.load[r] += load;
-                st.tokens[r] += tokens_at(p.lengths[s], size, i);
-            }
-            rings.push_back({sequence, size == 1 ? zone::local : size <= width ? zone::node : zone::world, st.chosen});
+            if (ranks.empty()) { return std::nullopt; }
+            loads.add(ranks, p.lengths[s], load_of(p, s, p.sizes[at]));
+            rings.push_back({sequence, zone_for(p, p.sizes[at]), {ranks.begin(), ranks.end()}});
         }
         return rings;
     }
@@ -331,6 +258,17 @@ private:
         }
         for (std::size_t r = 0; r < even.size(); ++r) { slowest = std::max({slowest, even[r], by_pairs[r]}); }
         return slowest / p.average;
+    }
+
+    // The same of even rings with transfers, which load all ranks alike.
+    [[nodiscard]] double even_imbalance(const problem& p) const {
+        if (p.average == 0) { return 1; }
+        const int ranks = p.machines.ranks();
+                sequence::detail::rank_rings rings;
+        for (std::size_t s = 0; s < p.lengths.size(); ++s) {
+            rings.add(ranks, zone_for(p, ranks), p.seconds[s], p.lengths[s], *options_.transfers);
+        }
+        return rings.time(*options_.transfers).seconds() / p.average;
     }
 };
 
