@@ -23,7 +23,8 @@
 namespace tutti::sequence {
 
 /// The largest |cost / time - 1| over the samples.
-[[nodiscard]] inline double worst_relative_error(const attention_cost& cost, std::span<const attention_sample> samples) {
+[[nodiscard]] inline double worst_relative_error(const attention_cost& cost,
+                                                 std::span<const attention_sample> samples) {
     double worst = 0;
     for (const attention_sample& s : samples) { worst = std::max(worst, std::fabs(cost(s.tokens) / s.seconds - 1)); }
     return worst;

@@ -83,8 +83,9 @@ struct least_tokens {
     const auto rounded = [&](const comm::link& l) {
         const double c = std::ceil(tokens_that_hide(cost.quadratic, transfers.bytes_per_token, l.bytes_per_second));
         if (!(c >= 0 && c < 0x1p62)) {
-            throw usage_error(formatted("cost: attention of {} s/token^2 hides no transfer of {} bytes a token at {} B/s",
-                                        cost.quadratic, transfers.bytes_per_token, l.bytes_per_second));
+            throw usage_error(
+                formatted("cost: attention of {} s/token^2 hides no transfer of {} bytes a token at {} B/s",
+                          cost.quadratic, transfers.bytes_per_token, l.bytes_per_second));
         }
         return static_cast<std::int64_t>(c);
     };

@@ -46,7 +46,8 @@ struct ring_step {
 // Rings of one zone advance together. In a round every rank passes on the keys and values of all its rings that go on,
 // in one exchange, while it computes what arrived in the round before.
 [[nodiscard]] inline double seconds_of_rounds(std::vector<ring_step>& rings, double latency) {
-    std::stable_sort(rings.begin(), rings.end(), [](const ring_step& a, const ring_step& b) { return a.size < b.size; });
+    std::stable_sort(rings.begin(), rings.end(),
+                     [](const ring_step& a, const ring_step& b) { return a.size < b.size; });
     // Sums from each ring to the largest: rings still going.
     double computing = 0;
     double sending = 0;
@@ -78,8 +79,8 @@ struct rank_rings {
         const double share = seconds / size;
         computing += share;
         if (where == zone::local) { return; }
-        const double sending = transfers.bytes_per_token * static_cast<double>(length) / size /
-                               transfers.link_of(where).bytes_per_second;
+        const double sending =
+            transfers.bytes_per_token * static_cast<double>(length) / size / transfers.link_of(where).bytes_per_second;
         (where == zone::world ? world : node).push_back({size, share / size, sending});
     }
     // Uses up the rings.
@@ -103,8 +104,8 @@ struct rank_rings {
     for (const ring& r : rings) {
         const auto s = static_cast<std::size_t>(r.sequence);
         for (const int rank : r.ranks) {
-            by_rank[static_cast<std::size_t>(rank)].add(static_cast<int>(r.ranks.size()), r.where, seconds[s], lengths[s],
-                                                        transfers);
+            by_rank[static_cast<std::size_t>(rank)].add(static_cast<int>(r.ranks.size()), r.where, seconds[s],
+                                                        lengths[s], transfers);
         }
     }
     std::vector<rank_time> times;

@@ -138,8 +138,7 @@ inline constexpr std::array<length_distribution, 8> length_distributions{{{"prol
 /// left, and each to `longest`. One `step` of the stream a batch.
 /// Errors  usage_error when tokens are negative, or longest is not positive.
 [[nodiscard]] inline std::vector<std::int64_t> drawn_lengths(const length_distribution& d, random_stream stream,
-                                                             std::int64_t tokens,
-                                                             std::int64_t longest = no_capacity) {
+                                                             std::int64_t tokens, std::int64_t longest = no_capacity) {
     if (tokens < 0 || longest < 1) {
         throw usage_error(formatted("lengths: a batch of {} tokens in sequences of at most {}", tokens, longest));
     }

@@ -34,9 +34,8 @@ inline void expect_packable(std::span<const double> weights, int bins) {
 template <class Weight> [[nodiscard]] std::vector<std::size_t> heaviest_first(std::span<const Weight> weights) {
     std::vector<std::size_t> order(weights.size());
     std::iota(order.begin(), order.end(), std::size_t{0});
-    std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-        return weights[a] != weights[b] ? weights[a] > weights[b] : a < b;
-    });
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t a, std::size_t b) { return weights[a] != weights[b] ? weights[a] > weights[b] : a < b; });
     return order;
 }
 }  // namespace detail

@@ -70,9 +70,10 @@ struct cluster {
     const cluster c{t.nodes(), t.largest_node()};
     for (int r = 0; r < t.ranks(); ++r) {
         if (c.ranks() != t.ranks() || t.node_of(r) != c.node_of(r)) {
-            throw usage_error(formatted("placement: rank {} is on node {}; sequences are placed on nodes of equal size, "
-                                        "the first of which has the first ranks, and so on",
-                                        r, t.node_of(r)));
+            throw usage_error(
+                formatted("placement: rank {} is on node {}; sequences are placed on nodes of equal size, "
+                          "the first of which has the first ranks, and so on",
+                          r, t.node_of(r)));
         }
     }
     return c;
@@ -98,13 +99,14 @@ inline constexpr std::int64_t no_capacity = std::numeric_limits<std::int64_t>::m
 
 /// A rule that places sequences: given the lengths, the machines, and the tokens that a rank can hold.
 template <class P>
-concept partitioner =
-    requires(const P& p, std::span<const std::int64_t> lengths, const cluster& machines, std::int64_t capacity) {
-        { p(lengths, machines, capacity) } -> std::same_as<placement>;
-    };
+concept partitioner = requires(const P& p, std::span<const std::int64_t> lengths, const cluster& machines,
+                               std::int64_t capacity) {
+    { p(lengths, machines, capacity) } -> std::same_as<placement>;
+};
 
 /// floor(chunk * length / chunks), for any length: nothing is multiplied that could overflow.
-[[nodiscard]] constexpr std::int64_t chunk_begin(std::int64_t length, std::int64_t chunk, std::int64_t chunks) noexcept {
+[[nodiscard]] constexpr std::int64_t chunk_begin(std::int64_t length, std::int64_t chunk,
+                                                 std::int64_t chunks) noexcept {
     return length / chunks * chunk + length % chunks * chunk / chunks;
 }
 
@@ -164,9 +166,7 @@ inline void append_chunks(std::vector<piece>& out, const ring& r, std::int64_t l
     std::vector<piece> out;
     for (const ring& r : rings) {
         for (std::size_t i = 0; i < r.ranks.size(); ++i) {
-            if (r.ranks[i] == rank) {
-                detail::append_chunks(out, r, lengths[static_cast<std::size_t>(r.sequence)], i);
-            }
+            if (r.ranks[i] == rank) { detail::append_chunks(out, r, lengths[static_cast<std::size_t>(r.sequence)], i); }
         }
     }
     return out;

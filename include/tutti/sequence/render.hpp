@@ -22,8 +22,9 @@ namespace detail {
     for (const std::int64_t s : p.lengths) { total += s; }
     std::array<int, 3> rings{};
     for (const ring& r : p.rings) { ++rings[static_cast<std::size_t>(r.where)]; }
-    return formatted("{} sequences of {} tokens on {} nodes of {} ranks: {} local, {} in a node, {} over nodes",
-                     p.lengths.size(), total, p.machines.nodes, p.machines.ranks_per_node, rings[0], rings[1], rings[2]);
+    return formatted("{} sequences, {} tokens, on {} nodes of {} ranks: {} local, {} in a node, {} over nodes",
+                     p.lengths.size(), total, p.machines.nodes, p.machines.ranks_per_node, rings[0], rings[1],
+                     rings[2]);
 }
 // The zone of each sequence; local where there are no rings.
 [[nodiscard]] inline std::vector<zone> zones_of(const placement& p) {

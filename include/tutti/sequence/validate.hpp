@@ -46,8 +46,8 @@ inline void validate_coverage(const placement& p) {
         int last = -1;
         for (const owned_piece& o : of[s]) {
             if (o.what.begin > covered) {
-                throw usage_error(formatted("placement: sequence {}: tokens [{}, {}) are on no rank; rank {} goes on", s,
-                                            covered, o.what.begin, o.rank));
+                throw usage_error(formatted("placement: sequence {}: tokens [{}, {}) are on no rank; rank {} goes on",
+                                            s, covered, o.what.begin, o.rank));
             }
             if (o.what.begin < covered) {
                 throw usage_error(formatted("placement: sequence {}: token {} is on rank {} and on rank {}", s,
@@ -87,7 +87,8 @@ inline void validate_ring(const ring& r, const placement& p) {
     }
     const zone reached = zone_of(p.machines, r.ranks);
     if (r.where != reached) {
-        refuse(formatted("is said to be {}, its ranks {} are {}", name_of(r.where), list_of(r.ranks), name_of(reached)));
+        refuse(
+            formatted("is said to be {}, its ranks {} are {}", name_of(r.where), list_of(r.ranks), name_of(reached)));
     }
     for (const int rank : r.ranks) {
         const int node = p.machines.node_of(rank);
@@ -144,10 +145,10 @@ inline void validate(const placement& p, std::int64_t capacity = no_capacity) {
         if (seen[s]) { throw usage_error(formatted("placement: sequence {} has two rings", s)); }
         seen[s] = true;
         if (i > 0 && !runs_before(p.rings[i - 1], p.rings[i])) {
-            throw usage_error(formatted("placement: the ring of sequence {} ({}) stands behind that of sequence {} ({}), "
-                                        "against the order that all ranks share",
-                                        s, name_of(p.rings[i].where), p.rings[i - 1].sequence,
-                                        name_of(p.rings[i - 1].where)));
+            throw usage_error(
+                formatted("placement: the ring of sequence {} ({}) stands behind that of sequence {} ({}), "
+                          "against the order that all ranks share",
+                          s, name_of(p.rings[i].where), p.rings[i - 1].sequence, name_of(p.rings[i - 1].where)));
         }
     }
     for (std::size_t s = 0; s < seen.size(); ++s) {
@@ -160,9 +161,10 @@ inline void validate(const placement& p, std::int64_t capacity = no_capacity) {
         for (std::size_t i = 0; i < std::max(has.size(), should.size()); ++i) {
             if (i < has.size() && i < should.size() && has[i] == should[i]) { continue; }
             const piece& q = i < has.size() ? has[i] : should[i];
-            throw usage_error(formatted("placement: rank {}: tokens [{}, {}) of sequence {} are not where the rings put "
-                                        "them",
-                                        rank, q.begin, q.end, q.sequence));
+            throw usage_error(
+                formatted("placement: rank {}: tokens [{}, {}) of sequence {} are not where the rings put "
+                          "them",
+                          rank, q.begin, q.end, q.sequence));
         }
     }
 }
@@ -189,8 +191,8 @@ inline void validate_order(std::span<const ring> rings, std::span<const std::vec
             if (!known || std::find(orders[rank].begin(), here, at) != here ||
                 std::find(rings[at].ranks.begin(), rings[at].ranks.end(), static_cast<int>(rank)) ==
                     rings[at].ranks.end()) {
-                throw usage_error(formatted("placement: rank {} lists ring {}, which it is not in, or lists twice", rank,
-                                            at));
+                throw usage_error(
+                    formatted("placement: rank {} lists ring {}, which it is not in, or lists twice", rank, at));
             }
             ++listed[at];
             if (i > 0) { before[at].push_back({orders[rank][i - 1], static_cast<int>(rank)}); }

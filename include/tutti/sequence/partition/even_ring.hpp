@@ -30,15 +30,15 @@ public:
         const std::int64_t total = sequence::detail::expect_placeable("even_ring", lengths, machines, capacity);
         const int ranks = machines.ranks();
         if (total / ranks + (total % ranks != 0 ? 1 : 0) > capacity) {
-            throw usage_error(formatted("even_ring: {} tokens are more than {} ranks hold at {} each", total, ranks,
-                                        capacity));
+            throw usage_error(
+                formatted("even_ring: {} tokens are more than {} ranks hold at {} each", total, ranks, capacity));
         }
         const auto width = static_cast<std::size_t>(machines.ranks_per_node);
         const auto nodes = static_cast<std::size_t>(machines.nodes);
-        std::vector<std::int64_t> tokens(width * nodes);     // by rank
-        std::vector<std::int64_t> in_node(nodes);            // by node
+        std::vector<std::int64_t> tokens(width * nodes);  // by rank
+        std::vector<std::int64_t> in_node(nodes);         // by node
         std::vector<std::int64_t> by_position(tokens.size());
-        std::vector<std::int64_t> by_block(nodes);           // positions of a node
+        std::vector<std::int64_t> by_block(nodes);  // positions of a node
         std::vector<std::size_t> node_order(nodes), block_order(nodes), rank_order(width), place_order(width);
         std::vector<ring> rings;
         rings.reserve(lengths.size());

@@ -63,9 +63,10 @@ public:
                 }
             }
             if (first < 0) {
-                throw usage_error(formatted("hybrid: sequence {} of {} tokens finds no group of ranks with room; {} hold "
-                                            "{} each",
-                                            sequence, length, ranks, capacity));
+                throw usage_error(
+                    formatted("hybrid: sequence {} of {} tokens finds no group of ranks with room; {} hold "
+                              "{} each",
+                              sequence, length, ranks, capacity));
             }
             const int size = sizes[at - 1];
             ring r{sequence, zone::local, {}};

@@ -29,7 +29,7 @@ struct llama_all_gather {
         p.pieces.resize(static_cast<std::size_t>(machines.ranks()));
         const int ranks = machines.ranks();
         std::size_t s = 0;
-        std::int64_t start = 0;  // of sequence s in the row
+        std::int64_t start = 0;                                 // of sequence s in the row
         std::vector<std::vector<piece>> late(p.pieces.size());  // second chunks, which come last in memory
         for (int chunk = 0; chunk < 2 * ranks; ++chunk) {
             const piece c = chunk_of(0, total, chunk, ranks);

@@ -36,9 +36,10 @@ inline void validate_ring_sizes(std::span<const int> sizes, const cluster& machi
     for (const int k : sizes) {
         const bool whole = k <= machines.ranks() && k % machines.ranks_per_node == 0;
         if (k <= last || (k > machines.ranks_per_node && !whole)) {
-            throw usage_error(formatted("ring_sizes: {} behind {}; on {} nodes of {} ranks sizes ascend, and rings are of "
-                                        "ranks of a node or of whole nodes",
-                                        k, last, machines.nodes, machines.ranks_per_node));
+            throw usage_error(
+                formatted("ring_sizes: {} behind {}; on {} nodes of {} ranks sizes ascend, and rings are of "
+                          "ranks of a node or of whole nodes",
+                          k, last, machines.nodes, machines.ranks_per_node));
         }
         last = k;
     }

@@ -44,8 +44,8 @@ public:
         std::vector<ring> rings;
         for (std::size_t s = 0; s < ranks.size(); ++s) {
             if (ranks[s] == no_bin) {
-                throw usage_error(formatted("whole: sequence {} of {} tokens finds no rank with room; {} hold {} each", s,
-                                            lengths[s], machines.ranks(), capacity));
+                throw usage_error(formatted("whole: sequence {} of {} tokens finds no rank with room; {} hold {} each",
+                                            s, lengths[s], machines.ranks(), capacity));
             }
             rings.push_back({static_cast<int>(s), zone::local, {ranks[s]}});
         }

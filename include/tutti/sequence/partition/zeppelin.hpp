@@ -74,8 +74,9 @@ struct zeppelin_options {
 
 struct zeppelin_plan {
     placement where{};
-    double imbalance = 1;  ///< slowest rank over the lower bound: by computing, or with transfers where they are charged
-    double theta = 0;      ///< the cut that gave it; 0 of even rings
+    double imbalance =
+        1;             ///< slowest rank over the lower bound: by computing, or with transfers where they are charged
+    double theta = 0;  ///< the cut that gave it; 0 of even rings
     zeppelin_reason reason = zeppelin_reason::balanced;
 };
 
@@ -128,7 +129,8 @@ public:
             throw usage_error(formatted("zeppelin: {} tokens are more than {} ranks hold at {} each", total,
                                         machines.ranks(), capacity));
         }
-        problem p{lengths, machines, capacity, sequence::detail::seconds_by_sequence(lengths, options_.cost), {}, {}, 0};
+        problem p{lengths, machines, capacity, sequence::detail::seconds_by_sequence(lengths, options_.cost),
+                  {},      {},       0};
         p.order = sequence::detail::longest_first_order(lengths);
         p.sizes = options_.ring_sizes.empty() ? all_ring_sizes(machines) : options_.ring_sizes;
         validate_ring_sizes(p.sizes, machines);
@@ -149,8 +151,8 @@ public:
             if (best_imbalance <= 1 + options_.eps) { break; }
         }
         const bool balanced = best_imbalance <= 1 + options_.eps;
-        zeppelin_plan result{{}, best_imbalance, best_theta,
-                             balanced ? zeppelin_reason::balanced : zeppelin_reason::least_loaded};
+        zeppelin_plan result{
+            {}, best_imbalance, best_theta, balanced ? zeppelin_reason::balanced : zeppelin_reason::least_loaded};
         if (best_theta != 0) { result.where = assembled(machines, lengths, std::move(best)); }
         // In the order of the finished plan, as `estimated` sums, so that both agree on which is faster.
         if (best_theta != 0 && options_.transfers) { result.imbalance = imbalance(p, result.where.rings); }
@@ -181,8 +183,8 @@ private:
 
     // The smallest size of at least `least` ranks; sizes.size() when there is none.
     [[nodiscard]] static std::size_t size_from(const problem& p, double least) {
-        const auto at = std::lower_bound(p.sizes.begin(), p.sizes.end(), least,
-                                         [](int size, double l) { return size < l; });
+        const auto at =
+            std::lower_bound(p.sizes.begin(), p.sizes.end(), least, [](int size, double l) { return size < l; });
         return static_cast<std::size_t>(at - p.sizes.begin());
     }
 
@@ -219,7 +221,8 @@ private:
             const auto s = static_cast<std::size_t>(sequence);
             std::size_t at = first_size(p, s, theta * p.average);
             std::span<const int> ranks;
-            for (; at < p.sizes.size(); at = p.sizes[at] < width ? size_from(p, std::min(width, 2 * p.sizes[at])) : at + 1) {
+            for (; at < p.sizes.size();
+                 at = p.sizes[at] < width ? size_from(p, std::min(width, 2 * p.sizes[at])) : at + 1) {
                 ranks = loads.choose(p.sizes[at], most_tokens(p.lengths[s], p.sizes[at]));
                 if (!ranks.empty()) { break; }
             }
@@ -264,7 +267,7 @@ private:
     [[nodiscard]] double even_imbalance(const problem& p) const {
         if (p.average == 0) { return 1; }
         const int ranks = p.machines.ranks();
-                sequence::detail::rank_rings rings;
+        sequence::detail::rank_rings rings;
         for (std::size_t s = 0; s < p.lengths.size(); ++s) {
             rings.add(ranks, zone_for(p, ranks), p.seconds[s], p.lengths[s], *options_.transfers);
         }
