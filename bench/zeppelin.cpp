@@ -1,8 +1,8 @@
 // Placing a batch of sequences: time of a plan on one core, by number of sequences and of ranks (nodes of eight). Bars:
-// 1 ms for 64 sequences on 64 ranks, 10 ms for 600. Lengths of ProLong, as many batches as there are iterations, capacity
-// 1.25 times the average. `imbalance` is the slowest rank over the lower bound, on average: of computing alone, or, in
-// rows "transfers", with what links of 300 GB/s in a node and 25 GB/s between do not hide; `of_even` is then the time of
-// even rings over that of the plan.
+// 1 ms for 64 sequences on 64 ranks, 10 ms for 600. 32 batches of ProLong's lengths, capacity 1.25 times the average.
+// `imbalance` is the slowest rank over the lower bound, on average: of computing alone, or, in rows "transfers", with
+// what links of 300 GB/s in a node and 25 GB/s between do not hide; `of_even` is then the time of even rings over that
+// of the plan.
 #include <cstdint>  // lengths
 #include <vector>   // batches
 

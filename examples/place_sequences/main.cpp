@@ -1,4 +1,4 @@
-// Sequences of very different lengths on two nodes of eight GPUs: where they go, and how long attention takes by the model.
+// Sequences of very different lengths on two nodes of eight GPUs: where they go, and how long attention then takes.
 #include <cstdint>
 #include <vector>
 

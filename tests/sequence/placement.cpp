@@ -1,5 +1,5 @@
-// placement, validate: chunks against their definition, pieces against owners token by token, every promise broken once,
-// and orders of rings against a run of them.
+// placement, validate: chunks against their definition, pieces against owners token by token, every promise broken
+// once, and orders of rings against a run of them.
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>   // shuffle
@@ -27,7 +27,7 @@ namespace {
 
 __extension__ using wide = __int128;
 
-// Two nodes of four ranks; a ring over both nodes, two inside a node, and sequences on one rank each, one of them empty.
+// Two nodes of four ranks; a ring over both nodes, two inside a node, and sequences on one rank each, one empty.
 placement example() {
     return sequence::assembled(cluster{2, 4}, lengths_t{7, 40, 9, 1, 0, 137},
                                {{3, zone::local, {6}},

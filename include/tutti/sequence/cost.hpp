@@ -1,4 +1,4 @@
-// cost: how long attention of a sequence takes, what its keys and values weigh, and from which length a ring hides them.
+// cost: how long attention of a sequence takes, what its keys and values weigh, and when a ring hides them.
 // Needs comm/topology for links. Pure host code.
 // Source: the idea that transfers hide behind computing from a length on, and that this makes zones, is that of
 // Zeppelin (arXiv 2509.21841); the thresholds as written here are ours.
@@ -48,7 +48,7 @@ struct linear_cost {
     return 2.0 * kv_heads * head_size * bytes_per_element;
 }
 
-/// What a ring's transfers take. `between` is what one ring gets out of a node: a NIC, or all that routing spreads over.
+/// What a ring's transfers take. `between` is what one ring gets out of a node: a NIC, or all that routing uses.
 struct transfer_cost {
     double bytes_per_token = 0;
     comm::link inside{};   ///< between ranks of a node

@@ -131,10 +131,10 @@ template <class Cost>
 
 /// Times of a placement whose rings are run zone after zone, all rings of a zone in common rounds.
 ///
-/// Semantics    cost(s) is the time of a whole sequence on one rank, for forward or for what else `transfers` counts the
-///              bytes of. A ring of G ranks computes cost / G^2 a step and passes s / G tokens on meanwhile. Each rank is
-///              taken by itself, as if others were never late; nothing of one zone hides what another waits for, which
-///              an engine may do better.
+/// Semantics    cost(s) is the time of a whole sequence on one rank, for forward or for what else `transfers` counts
+///              the bytes of. A ring of G ranks computes cost / G^2 a step and passes s / G tokens on meanwhile. Each
+///              rank is taken by itself, as if others were never late; nothing of one zone hides what another waits
+///              for, which an engine may do better.
 /// Determinism  of the arguments alone.
 /// Cost         ranks of all rings, and a sort a rank.
 /// Errors       usage_error when a cost is negative or not finite, or the placement has sequences but no rings.

@@ -1,4 +1,4 @@
-// lengths: how long the documents of real corpora are, to draw batches from where the corpora themselves are not at hand.
+// lengths: how long the documents of real corpora are, to draw batches from where the corpora are not at hand.
 // Needs core/philox. For training on made-up text, benches and tests.
 // Source: the histograms are counts over public files, named at each; shapes called "surrogate" are assumptions.
 #pragma once
@@ -134,8 +134,8 @@ inline constexpr std::array<length_distribution, 8> length_distributions{{{"prol
     return std::clamp(static_cast<std::int64_t>(std::exp(low + uniform * (high - low))), b.first, b.last);
 }
 
-/// Lengths of a batch of exactly `tokens`: documents 0, 1, ... of the stream until it is full; the last is cut to what is
-/// left, and each to `longest`. One `step` of the stream a batch.
+/// Lengths of a batch of exactly `tokens`: documents 0, 1, ... of the stream until it is full; the last is cut to what
+/// is left, and each to `longest`. One `step` of the stream a batch.
 /// Errors  usage_error when tokens are negative, or longest is not positive.
 [[nodiscard]] inline std::vector<std::int64_t> drawn_lengths(const length_distribution& d, random_stream stream,
                                                              std::int64_t tokens, std::int64_t longest = no_capacity) {

@@ -40,8 +40,8 @@ template <class Weight> [[nodiscard]] std::vector<std::size_t> heaviest_first(st
 }
 }  // namespace detail
 
-/// Bins of items, the heaviest first, each to the lightest bin with room for its size. With sizes of 1 and a capacity of
-/// items / bins, all bins get as many.
+/// Bins of items, the heaviest first, each to the lightest bin with room for its size. With sizes of 1 and a capacity
+/// of items / bins, all bins get as many.
 ///
 /// Semantics    returns the bin of each item, or no_bin. Weights balance, sizes fill; they may be the same or not.
 /// Guarantee    without capacity the heaviest bin is at most 4/3 - 1/(3 bins) of the least possible.
@@ -129,8 +129,8 @@ template <class Weight> [[nodiscard]] std::vector<std::size_t> heaviest_first(st
     return result;
 }
 
-/// Bins of items, the largest first, each to the first bin with room: as few bins as come easily, for micro-batches of a
-/// token budget.
+/// Bins of items, the largest first, each to the first bin with room: as few bins as come easily, for micro-batches of
+/// a token budget.
 ///
 /// Guarantee    at most 11/9 of the least possible number of bins, and 6/9.
 /// Determinism  ties go to the lower number.

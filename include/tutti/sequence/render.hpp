@@ -34,8 +34,8 @@ namespace detail {
 }
 }  // namespace detail
 
-/// A line on the whole, a line for each ring of more than one rank, and a line for each rank: its tokens, then its pieces
-/// in the order of its memory as sequence[begin, end); empty ones are left out.
+/// A line on the whole, a line for each ring of more than one rank, and a line for each rank: its tokens, then its
+/// pieces in the order of its memory as sequence[begin, end); empty ones are left out.
 [[nodiscard]] inline std::string text_of(const placement& p) {
     std::string text = detail::heading_of(p) + '\n';
     for (const ring& r : p.rings) {
@@ -54,8 +54,8 @@ namespace detail {
 }
 
 /// An SVG document: a row for each rank, nodes apart from each other, and in it the pieces of its memory from left to
-/// right, as long as they have tokens. Sequences over nodes are dark, those inside a node lighter, local ones pale; each
-/// piece has its sequence's number where it fits, and says what it is when pointed at.
+/// right, as long as they have tokens. Sequences over nodes are dark, those inside a node lighter, local ones pale;
+/// each piece has its sequence's number where it fits, and says what it is when pointed at.
 [[nodiscard]] inline std::string svg_of(const placement& p) {
     constexpr double width = 1000;
     constexpr double left = 70;

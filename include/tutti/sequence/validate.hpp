@@ -175,7 +175,7 @@ inline void validate(const placement& p, std::int64_t capacity = no_capacity) {
 ///            ranks have come to it, so orders that contradict each other, over any number of ranks, never end. The one
 ///            order of a placement cannot; orders by local load can.
 /// Cost       linear in the sizes of the rings.
-/// Errors     usage_error that names the sequences and ranks of a circle, or a rank whose list is not that of its rings.
+/// Errors     usage_error that names the sequences and ranks of a circle, or a rank whose list is not of its rings.
 inline void validate_order(std::span<const ring> rings, std::span<const std::vector<std::size_t>> orders) {
     struct step {
         std::size_t ring = 0;

@@ -27,7 +27,7 @@ class rank_loads {
         return tokens_[static_cast<std::size_t>(rank)] <= capacity_ - tokens;
     }
 
-    // The `size` ranks of one node of which the fullest is least loaded. Cost: ranks, and a sort a node unless size is 1.
+    // The `size` ranks of one node of which the fullest is least loaded. Cost: ranks, and a sort a node if size > 1.
     [[nodiscard]] bool choose_in_node(int size, std::int64_t tokens) {
         const int width = machines_.ranks_per_node;
         const auto before = [&](int a, int b) { return load(a) != load(b) ? load(a) < load(b) : a < b; };

@@ -16,8 +16,8 @@
 
 namespace tutti::sequence::partition {
 
-/// Semantics    rank r has chunks r and 2D - 1 - r of all sequences behind each other. The placement has no rings: every
-///              rank receives all keys and values, so this is for comparing, and for engines that gather.
+/// Semantics    rank r has chunks r and 2D - 1 - r of all sequences behind each other. The placement has no rings:
+///              every rank receives all keys and values, so this is for comparing, and for engines that gather.
 /// Determinism  of the arguments alone.
 /// Cost         sequences + ranks.
 /// Errors       usage_error when lengths make no sense, or a chunk pair is more than the capacity.

@@ -1,4 +1,4 @@
-// whole: every sequence on one rank, as in plain data parallelism. Nothing is sent, and the longest sequence sets the pace.
+// whole: every sequence on one rank, as in plain data parallelism. Nothing is sent; the longest sequence sets the pace.
 // Needs sequence/packing.
 #pragma once
 

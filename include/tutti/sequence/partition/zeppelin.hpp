@@ -55,7 +55,7 @@ struct zeppelin_options {
     std::optional<transfer_cost> transfers{};
     /// Rings are not cut finer than this, unless capacity demands it: least_tokens_that_hide.
     least_tokens least{};
-    /// Allowed sizes, ascending, such as powers_of_two(machines); empty: any. All ranks are always allowed, as fallback.
+    /// Allowed sizes, ascending, such as powers_of_two(machines); empty: any. The fallback to all ranks always is.
     std::vector<int> ring_sizes{};
     /// A plan whose slowest rank is within (1 + eps) of the lower bound is good enough.
     double eps = 0.05;
@@ -84,9 +84,9 @@ struct zeppelin_plan {
 ///
 /// Semantics    sequences go in order of length. One of cost w on k ranks loads each by w / k; k is the least allowed
 ///              size with w / k <= theta * average and room for its tokens, rings over several nodes being of whole
-///              nodes. It goes to the ranks of one node, or to the nodes, that are least loaded afterwards; where there is
-///              no room the next larger ring is tried. The first theta whose plan is within the tolerance wins, else the
-///              best plan of all.
+///              nodes. It goes to the ranks of one node, or to the nodes, that are least loaded afterwards; where there
+///              is no room the next larger ring is tried. The first theta whose plan is within the tolerance wins, else
+///              the best plan of all.
 /// Guarantee    tokens of a rank <= capacity. With only local rings and no capacity the slowest rank is within
 ///              1 + theta * (1 - 1/D) of the lower bound. The plan of even rings, the fallback, needs the tokens to fit
 ///              into all ranks together, and may exceed the capacity of one by two tokens.
