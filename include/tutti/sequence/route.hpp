@@ -8,14 +8,14 @@
 #include <string_view>  // names
 #include <vector>       // plan
 
-#include <tutti/comm/call.hpp>                   // transfer
-#include <tutti/comm/communicator.hpp>           // can_exchange
-#include <tutti/comm/topology.hpp>               // topology
-#include <tutti/core/buffer.hpp>                 // staging
-#include <tutti/core/error.hpp>                  // usage_error
-#include <tutti/core/text.hpp>                   // formatted
-#include <tutti/sequence/detail/route_plan.hpp>  // hops
-#include <tutti/sequence/route_time.hpp>         // crossing
+#include <tutti/comm/call.hpp>            // transfer
+#include <tutti/comm/communicator.hpp>    // can_exchange
+#include <tutti/comm/topology.hpp>        // topology
+#include <tutti/core/buffer.hpp>          // staging
+#include <tutti/core/error.hpp>           // usage_error
+#include <tutti/core/text.hpp>            // formatted
+#include <tutti/sequence/route_plan.hpp>  // hops
+#include <tutti/sequence/route_time.hpp>  // crossing
 
 namespace tutti::sequence {
 
@@ -38,7 +38,7 @@ namespace tutti::sequence {
 /// Errors       usage_error when a rank does not exist, sizes do not fit the list, or the communicator is another size.
 class route {
     std::vector<flow> flows_;
-    detail::route_plan plan_;
+    route_plan plan_;
     int ranks_;
 
     template <class Choose>
@@ -68,7 +68,7 @@ public:
 
     [[nodiscard]] std::span<const flow> flows() const noexcept { return flows_; }
     /// All hops of all ranks, by step.
-    [[nodiscard]] std::span<const detail::hop> hops() const noexcept { return plan_.hops; }
+    [[nodiscard]] std::span<const hop> hops() const noexcept { return plan_.hops; }
     [[nodiscard]] std::size_t steps() const noexcept { return plan_.hops.empty() ? 0 : plan_.hops.back().step + 1; }
     /// Memory that exchange takes from the communicator's queue, and gives back.
     [[nodiscard]] std::size_t staging_bytes(int rank) const {
@@ -95,15 +95,15 @@ public:
             const std::size_t step = plan_.hops[i].step;
             group.clear();
             for (; i < plan_.hops.size() && plan_.hops[i].step == step; ++i) {
-                const detail::hop& h = plan_.hops[i];
+                const hop& h = plan_.hops[i];
                 if (h.from == me) {
-                    void* const at = h.staged_from == detail::not_staged ? part(own.sent[h.flow], h.begin)
-                                                                         : part(staging.data(), h.staged_from);
+                    void* const at = h.staged_from == hop::not_staged ? part(own.sent[h.flow], h.begin)
+                                                                      : part(staging.data(), h.staged_from);
                     group.push_back({{true, h.to, at, h.bytes}});
                 }
                 if (h.to == me) {
-                    void* const at = h.staged_to == detail::not_staged ? part(own.received[h.flow], h.begin)
-                                                                       : part(staging.data(), h.staged_to);
+                    void* const at = h.staged_to == hop::not_staged ? part(own.received[h.flow], h.begin)
+                                                                    : part(staging.data(), h.staged_to);
                     group.push_back({{false, h.from, at, h.bytes}});
                 }
             }

@@ -11,14 +11,6 @@
 
 namespace tutti::sequence {
 
-/// A message of a routed exchange.
-struct flow {
-    int source = 0;
-    int destination = 0;
-    std::size_t bytes = 0;
-    friend constexpr bool operator==(const flow&, const flow&) = default;
-};
-
 /// The messages from one node to another, in bytes that pass through what is busiest.
 struct crossing {
     double direct = 0;  ///< a NIC, when each message leaves and arrives by its ranks' own

@@ -5,7 +5,7 @@
 #include <algorithm>  // max, min, stable_sort
 #include <cstddef>    // bytes
 #include <cstdint>    // units
-#include <limits>     // not_staged
+#include <limits>     // hop::not_staged
 #include <map>        // crossings by pair of nodes
 #include <span>       // flows
 #include <utility>    // pair
@@ -18,16 +18,21 @@
 
 namespace tutti::sequence {
 
-namespace detail {
+/// A message of a routed exchange.
+struct flow {
+    int source = 0;
+    int destination = 0;
+    std::size_t bytes = 0;
+    friend constexpr bool operator==(const flow&, const flow&) = default;
+};
 
-inline constexpr std::size_t route_unit = 16;  // bytes: what one device thread moves at a time
-inline constexpr std::size_t not_staged = std::numeric_limits<std::size_t>::max();
-
+/// Directly; or from the source to the rank of a NIC, between nodes, and from the rank of a NIC to the destination.
 enum class hop_kind : unsigned char { direct, dispatch, cross, combine };
 
-/// Bytes [begin, begin + bytes) of a flow, from where `from` has them to where `to` keeps them: an offset in the rank's
-/// staging memory, or in the flow's own.
+/// Bytes [begin, begin + bytes) of a flow, from where `from` has them to where `to` keeps them: at an offset in the
+/// rank's staging memory, or in the flow's own.
 struct hop {
+    static constexpr std::size_t not_staged = std::numeric_limits<std::size_t>::max();
     hop_kind kind = hop_kind::direct;
     std::size_t step = 0;
     int from = 0;
@@ -44,6 +49,10 @@ struct route_plan {
     std::vector<hop> hops;             ///< by step; within one, in an order that all ranks share
     std::vector<std::size_t> staging;  ///< bytes, by rank
 };
+
+namespace detail {
+
+inline constexpr std::size_t route_unit = 16;  // bytes: what one device thread moves at a time
 
 /// A part of a flow that crosses by one NIC.
 struct share {
@@ -230,20 +239,22 @@ private:
         };
         const bool dispatches = sender != f.source;
         const bool combines = receiver != f.destination;
-        const std::size_t at_sender = dispatches ? reserve(sender) : not_staged;
-        const std::size_t at_receiver = combines ? reserve(receiver) : not_staged;
+        const std::size_t at_sender = dispatches ? reserve(sender) : hop::not_staged;
+        const std::size_t at_receiver = combines ? reserve(receiver) : hop::not_staged;
         for (std::size_t c = 0; c < chunks; ++c) {
             const std::size_t bytes = start(c + 1) - start(c);
             const std::size_t begin = s.begin + start(c);
             const auto slot = [&](std::size_t base) {
-                return base == not_staged ? not_staged : base + c % slots * room;
+                return base == hop::not_staged ? hop::not_staged : base + c % slots * room;
             };
             const std::size_t here = slot(at_sender);
             const std::size_t there = slot(at_receiver);
-            if (dispatches) { add({hop_kind::dispatch, c, f.source, sender, s.flow, begin, bytes, not_staged, here}); }
+            if (dispatches) {
+                add({hop_kind::dispatch, c, f.source, sender, s.flow, begin, bytes, hop::not_staged, here});
+            }
             add({hop_kind::cross, c + 1, sender, receiver, s.flow, begin, bytes, here, there});
             if (combines) {
-                add({hop_kind::combine, c + 2, receiver, f.destination, s.flow, begin, bytes, there, not_staged});
+                add({hop_kind::combine, c + 2, receiver, f.destination, s.flow, begin, bytes, there, hop::not_staged});
             }
         }
     }
