@@ -25,7 +25,7 @@ using comm::threads;
 
 namespace {
 
-constexpr comm::options soon{.timeout = std::chrono::seconds(30)};
+const comm::options soon{.timeout = std::chrono::seconds(30)};
 
 std::uint64_t mixed(std::uint64_t x) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -25,7 +25,7 @@ using comm::topology;
 
 namespace {
 
-constexpr comm::options soon{.timeout = std::chrono::seconds(30)};
+const comm::options soon{.timeout = std::chrono::seconds(30)};
 using flows = std::vector<flow>;
 using transfers = std::vector<comm::transfer<host_memory>>;
 
@@ -39,7 +39,6 @@ constexpr std::size_t margin = 37;  // no multiple of anything that matters
 /// What one rank sends and receives of a list, and whether it got it.
 struct traffic {
     std::vector<std::vector<std::byte>> memory;
-    std::vector<std::size_t> received;  ///< flow of each received message
     transfers messages;
     const flows& list;
 
@@ -64,9 +63,11 @@ struct traffic {
         bool right = true;
         std::size_t next = 0;
         const auto expect = [&](std::size_t f) {
-            const auto& m = memory[next++];
-            for (std::size_t i = 0; i < m.size(); ++i) {
-                const bool inside = i >= margin && i - margin < list[f].bytes;
+            const std::byte* const m = memory[next].data();
+            const std::size_t end = memory[next++].size();
+            const std::size_t bytes = list[f].bytes;
+            for (std::size_t i = 0; i < end; ++i) {
+                const bool inside = i >= margin && i - margin < bytes;
                 right = right && m[i] == (inside ? byte_of(f, i - margin) : around);
             }
         };
@@ -100,6 +101,7 @@ void expect_each_byte_once(const route& r, const topology& t) {
     std::map<std::pair<int, std::size_t>, content> staged;  // by rank and offset
     bool from_where_it_is = true;
     bool inside_staging = true;
+    bool kinds_right = true;
     std::size_t last = 0;
     bool in_order = true;
     std::vector<hop> arriving;  // of this step: visible in the next
@@ -113,8 +115,9 @@ void expect_each_byte_once(const route& r, const topology& t) {
         last = h.step;
         const range bytes{h.begin, h.begin + h.bytes};
         const bool between = !t.same_node(h.from, h.to);
-        CHECK(between == (h.kind == hop_kind::cross ||
-                          (h.kind == hop_kind::direct && !t.same_node(list[h.flow].source, list[h.flow].destination))));
+        const bool crosses = h.kind == hop_kind::cross || (h.kind == hop_kind::direct &&
+                                                           !t.same_node(list[h.flow].source, list[h.flow].destination));
+        kinds_right = kinds_right && between == crosses;
         if (h.staged_from == hop::not_staged) {
             from_where_it_is = from_where_it_is && h.from == list[h.flow].source;
             left[h.flow].push_back(bytes);
@@ -134,13 +137,15 @@ void expect_each_byte_once(const route& r, const topology& t) {
         }
     }
     CHECK(in_order);
+    CHECK(kinds_right);
     CHECK(from_where_it_is);
     CHECK(inside_staging);
+    bool once = true;
     for (std::size_t f = 0; f < list.size(); ++f) {
-        CHECK(whole(left[f], list[f].bytes));
-        CHECK(whole(arrived[f], list[f].bytes));
-        CHECK((t.same_node(list[f].source, list[f].destination) || whole(crossed[f], list[f].bytes)));
+        once = once && whole(left[f], list[f].bytes) && whole(arrived[f], list[f].bytes) &&
+               (t.same_node(list[f].source, list[f].destination) || whole(crossed[f], list[f].bytes));
     }
+    CHECK(once);
 }
 
 /// Bytes out of and into each NIC, between each pair of nodes.
@@ -201,11 +206,10 @@ std::vector<topology> topologies() {
 TEST_CASE("one message of any size, in any number of chunks: whole, each byte once, NICs carry equal parts") {
     for (const topology& t : topologies()) {
         std::vector<std::pair<flows, std::size_t>> cases;  // chunks 0: fastest
-        for (const std::size_t bytes : {0u, 1u, 15u, 16u, 17u, 63u, 64u, 65u, 1000u, 4097u, 70001u}) {
-            for (const std::size_t chunks : {0u, 1u, 2u, 3u, 7u}) {
+        for (const std::size_t bytes : {0u, 1u, 15u, 16u, 17u, 64u, 65u, 1000u, 4097u}) {
+            for (const std::size_t chunks : {0u, 1u, 2u, 7u}) {
                 cases.push_back({{{0, t.ranks() - 1, bytes}}, chunks});
-                cases.push_back({{{t.ranks() - 1, 0, bytes}}, chunks});
-                cases.push_back({{{1, t.ranks() - 2, bytes}}, chunks});
+                cases.push_back({{{t.ranks() - 2, 1, bytes}}, chunks});
             }
         }
         std::vector<route> routes;
@@ -286,7 +290,7 @@ TEST_CASE("many messages at once, inside and between nodes: the same bytes as in
         flows ring;
         for (int r = 0; r < t.ranks(); ++r) { ring.push_back({r, (r + t.ranks() / 2) % t.ranks(), 1009}); }
         lists.push_back(ring);
-        for (int i = 0; i < 6; ++i) {
+        for (int i = 0; i < 4; ++i) {
             flows list;
             for (int f = 0; f < 12; ++f) {
                 const auto any = [&] { return static_cast<int>(random() % static_cast<unsigned>(t.ranks())); };
@@ -425,6 +429,15 @@ TEST_CASE("large messages: at least 0.9 of what links allow, min(K, B_i / ((1 - 
     }
 }
 
+TEST_CASE("a step of a ring over two nodes: what stays inside does not hold up what crosses") {
+    const topology t = topology::uniform(2, 4, {2e-6, 200e9}, slow, 4);
+    flows ring;
+    for (int r = 0; r < 8; ++r) { ring.push_back({r, (r + 1) % 8, std::size_t{1} << 28}); }
+    const route r = route::fastest(t, ring);
+    expect_each_byte_once(r, t);
+    CHECK(virtual_seconds(route::direct(t, ring), t) / virtual_seconds(r, t) >= 0.9 * 4);
+}
+
 // NVIDIA/nccl#479, NVIDIA/nccl#783: unequal arrival; pytorch/pytorch#174288: more than 256 messages in a round.
 TEST_CASE("ranks that come late, and 300 messages of one pair: all arrive") {
     const topology t = topology::uniform(2, 2, fast, slow, 2);
@@ -437,7 +450,7 @@ TEST_CASE("ranks that come late, and 300 messages of one pair: all arrive") {
         4,
         [&](threads& c) {
             std::mt19937 random(static_cast<std::uint32_t>(c.rank()));
-            for (int round = 0; round < 10; ++round) {
+            for (int round = 0; round < 5; ++round) {
                 traffic mine(list, c.rank());
                 // Only the order of messages with one peer is given.
                 std::stable_sort(mine.messages.begin(), mine.messages.end(), [&](const auto& a, const auto& b) {

@@ -25,7 +25,7 @@ namespace tutti::sequence {
 ///              message stays with its source's NIC as far as that has room, the rest is dispatched to ranks of other
 ///              NICs, crosses to ranks of the same NICs there, and is combined at its destination. Chunks of it pass
 ///              these three stages one behind the other: in step s, chunk s is dispatched while s - 1 crosses and s - 2
-///              is combined. Messages inside a node, and those that are not spread, take one hop in the first step.
+///              is combined. Messages inside a node, and those that are not spread, take one hop, a part in every step.
 ///   exchange   the list's exchange: as communicator.exchange, but called by every rank of the communicator, also by
 ///              those that only pass data on. A rank's sends and receives match the flows that it is source and
 ///              destination of, for each peer in order.

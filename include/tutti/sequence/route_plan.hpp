@@ -191,22 +191,34 @@ private:
 
     template <class Choose> void plan_all(Choose choose) {
         std::map<std::pair<int, int>, std::vector<std::size_t>> crossings;
+        std::vector<std::size_t> direct;
         for (std::size_t f = 0; f < flows_.size(); ++f) {
             const int source = t_.node_of(flows_[f].source);  // throws for ranks that are not there
             const int destination = t_.node_of(flows_[f].destination);
             if (source == destination) {
-                go_directly(f);
+                direct.push_back(f);
             } else {
                 crossings[{source, destination}].push_back(f);
             }
         }
+        std::size_t steps = 1;
         for (const auto& [nodes, chosen] : crossings) {
             const std::vector<share> shares = spread(t_, flows_, chosen);
             const std::size_t chunks = shares.empty() ? 0 : choose(busiest(chosen, shares));
-            if (chunks > 0) {
-                for (const share& s : shares) { route(s, chunks); }
-            } else {
-                for (const std::size_t f : chosen) { go_directly(f); }
+            if (chunks == 0) {
+                direct.insert(direct.end(), chosen.begin(), chosen.end());
+                continue;
+            }
+            steps = std::max(steps, chunks + 2);
+            for (const share& s : shares) { route(s, chunks); }
+        }
+        // A part in every step, so that no step waits for a whole message.
+        std::sort(direct.begin(), direct.end());
+        for (const std::size_t f : direct) {
+            for (std::size_t step = 0; step < steps; ++step) {
+                const std::size_t begin = start_of(step, steps, flows_[f].bytes);
+                const std::size_t end = start_of(step + 1, steps, flows_[f].bytes);
+                add({hop_kind::direct, step, flows_[f].source, flows_[f].destination, f, begin, end - begin});
             }
         }
         std::stable_sort(plan_.hops.begin(), plan_.hops.end(),
@@ -216,8 +228,10 @@ private:
     void add(const hop& h) {
         if (h.bytes > 0) { plan_.hops.push_back(h); }
     }
-    void go_directly(std::size_t f) {
-        add({hop_kind::direct, 0, flows_[f].source, flows_[f].destination, f, 0, flows_[f].bytes});
+    // Of chunk `c` of `bytes` in `chunks` chunks of whole units: unit floor(c * units / chunks).
+    [[nodiscard]] static std::size_t start_of(std::size_t c, std::size_t chunks, std::size_t bytes) {
+        const auto units = static_cast<std::size_t>(units_of(bytes));
+        return std::min(bytes, (units / chunks * c + units % chunks * c / chunks) * route_unit);
     }
 
     // Chunk c is dispatched in step c, crosses in the next, and is combined in the one behind. A proxy so has at most
@@ -227,9 +241,6 @@ private:
         const int sender = proxy(f.source, s.nic);
         const int receiver = proxy(f.destination, s.nic);
         const auto units = static_cast<std::size_t>(units_of(s.bytes));
-        const auto start = [&](std::size_t chunk) {
-            return std::min(s.bytes, (units / chunks * chunk + units % chunks * chunk / chunks) * route_unit);
-        };
         const std::size_t room = std::min(s.bytes, (units / chunks + (units % chunks != 0 ? 1 : 0)) * route_unit);
         const std::size_t slots = std::min<std::size_t>(chunks, 2);
         const auto reserve = [&](int rank) {
@@ -242,8 +253,8 @@ private:
         const std::size_t at_sender = dispatches ? reserve(sender) : hop::not_staged;
         const std::size_t at_receiver = combines ? reserve(receiver) : hop::not_staged;
         for (std::size_t c = 0; c < chunks; ++c) {
-            const std::size_t bytes = start(c + 1) - start(c);
-            const std::size_t begin = s.begin + start(c);
+            const std::size_t begin = s.begin + start_of(c, chunks, s.bytes);
+            const std::size_t bytes = s.begin + start_of(c + 1, chunks, s.bytes) - begin;
             const auto slot = [&](std::size_t base) {
                 return base == hop::not_staged ? hop::not_staged : base + c % slots * room;
             };
