@@ -145,6 +145,8 @@ TEST_CASE("the layouts by hand") {
     CHECK_THROWS_WITH_AS(static_cast<void>(r.balanced_pieces(p)), "remap: made from another placement", usage_error);
 }
 
+// Positions travel, so that rotary embeddings know them: SandAI-org/MagiAttention#196. Lengths that nothing divides:
+// pytorch/torchtitan#2536; ranks without work: SandAI-org/MagiAttention#9.
 TEST_CASE("every kind of row arrives where the layout says, and comes back bit for bit; bytes are exact") {
     for (const cluster& machines : {cluster{1, 1}, cluster{1, 2}, cluster{2, 2}, cluster{3, 1}, cluster{2, 4}}) {
         const int ranks = machines.nodes * machines.ranks_per_node;

@@ -254,7 +254,7 @@ TEST_CASE("any costs: cheapest by force, and by its certificate") {
 TEST_CASE("numbers of tokens beyond 32 bits, and their products beyond 64") {
     constexpr std::int64_t large = std::int64_t{1} << 60;
     const cluster machines{2, 2};
-    const counts current{3 * large, 2 * large, 0, 1};
+    const counts current{3 * large, large, large, 1};
     const counts target = balanced_tokens(current);
     CHECK(total(target) == 5 * large + 1);
     const account did(machines, current, moves_inside_first(machines, current, target));

@@ -17,6 +17,7 @@
 #include <tutti/comm/communicator.hpp>     // can_exchange
 #include <tutti/core/element.hpp>          // transportable
 #include <tutti/core/error.hpp>            // usage_error
+#include <tutti/core/memory.hpp>           // memory
 #include <tutti/core/text.hpp>             // formatted
 #include <tutti/core/view.hpp>             // views
 #include <tutti/sequence/placement.hpp>    // placement

@@ -8,14 +8,16 @@
 #include <string_view>  // names
 #include <vector>       // plan
 
-#include <tutti/comm/call.hpp>            // transfer
-#include <tutti/comm/communicator.hpp>    // can_exchange
-#include <tutti/comm/topology.hpp>        // topology
-#include <tutti/core/buffer.hpp>          // staging
-#include <tutti/core/error.hpp>           // usage_error
-#include <tutti/core/text.hpp>            // formatted
-#include <tutti/sequence/route_plan.hpp>  // hops
-#include <tutti/sequence/route_time.hpp>  // crossing
+#include <tutti/comm/call.hpp>               // transfer
+#include <tutti/comm/communicator.hpp>       // can_exchange
+#include <tutti/comm/detail/call_check.hpp>  // disjoint
+#include <tutti/comm/topology.hpp>           // topology
+#include <tutti/core/buffer.hpp>             // staging
+#include <tutti/core/error.hpp>              // usage_error
+#include <tutti/core/memory.hpp>             // memory
+#include <tutti/core/text.hpp>               // formatted
+#include <tutti/sequence/route_plan.hpp>     // hops
+#include <tutti/sequence/route_time.hpp>     // crossing
 
 namespace tutti::sequence {
 

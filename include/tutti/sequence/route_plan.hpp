@@ -242,11 +242,11 @@ private:
         const int receiver = proxy(f.destination, s.nic);
         const auto units = static_cast<std::size_t>(units_of(s.bytes));
         const std::size_t room = std::min(s.bytes, (units / chunks + (units % chunks != 0 ? 1 : 0)) * route_unit);
-        const std::size_t slots = std::min<std::size_t>(chunks, 2);
+        const std::size_t held = std::min<std::size_t>(chunks, 2);
         const auto reserve = [&](int rank) {
             std::size_t& end = plan_.staging[static_cast<std::size_t>(rank)];
-            end += slots * room;
-            return end - slots * room;
+            end += held * room;
+            return end - held * room;
         };
         const bool dispatches = sender != f.source;
         const bool combines = receiver != f.destination;
@@ -256,7 +256,7 @@ private:
             const std::size_t begin = s.begin + start_of(c, chunks, s.bytes);
             const std::size_t bytes = s.begin + start_of(c + 1, chunks, s.bytes) - begin;
             const auto slot = [&](std::size_t base) {
-                return base == hop::not_staged ? hop::not_staged : base + c % slots * room;
+                return base == hop::not_staged ? hop::not_staged : base + c % held * room;
             };
             const std::size_t here = slot(at_sender);
             const std::size_t there = slot(at_receiver);
