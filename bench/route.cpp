@@ -95,12 +95,12 @@ void once(benchmark::internal::Benchmark* b) {
     b->Apply(bench::apply_defaults)->Unit(benchmark::kMillisecond)->Iterations(1)->Repetitions(3);
 }
 void sizes(benchmark::internal::Benchmark* b) {
-    for (const int kilobytes : {4, 16, 64, 256, 1024, 8192, 32768}) { b->Args({kilobytes, 10}); }
-    for (const int ratio : {4, 2}) { b->Args({32768, ratio}); }
+    for (const int kilobytes : {4, 16, 64, 256, 1024, 8192, 65536}) { b->Args({kilobytes, 10}); }
+    for (const int ratio : {4, 2}) { b->Args({65536, ratio}); }
     once(b);
 }
 void steps_of_a_ring(benchmark::internal::Benchmark* b) {
-    for (const int kilobytes : {16, 1024, 16384}) { b->Args({kilobytes, 10}); }
+    for (const int kilobytes : {16, 1024, 65536}) { b->Args({kilobytes, 10}); }
     once(b);
 }
 
