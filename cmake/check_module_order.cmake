@@ -4,7 +4,7 @@
 # safetensors a JSON parser, when a .hpp outside core/cuda_*.hpp and comm/nccl.hpp with its parts includes CUDA, or when
 # the umbrella leaves out a public header that needs none of these. Modules that would make every user's compilation
 # longer have an umbrella <module>/<module>.hpp of their own; what would bring them in (strategy/compressed_*,
-# selected_*) is in none, nor are ZeRO, the local updates and safetensors.
+# selected_*) is in none, nor are ZeRO, the local updates, sequence and safetensors.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -45,7 +45,7 @@ foreach(header IN LISTS headers)
       continue()
     endif()
   endif()
-  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero|node_shards|shard_exchange)|^checkpoint/safetensors\\.hpp$")
+  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero|node_shards|shard_exchange)|^sequence/|^checkpoint/safetensors\\.hpp$")
     set(umbrella tutti)
     set(text "${umbrella_}")
     if(module IN_LIST own_umbrella)
