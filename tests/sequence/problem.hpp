@@ -2,14 +2,14 @@
 // Needs sequence/placement and doctest. The direct solution shares no code with the library.
 #pragma once
 
-#include <algorithm>   // max
-#include <cmath>       // exp, log, sqrt
-#include <cstddef>     // size_t
-#include <cstdint>     // lengths
-#include <functional>  // what is done with an engine
-#include <limits>      // infinity, NaN
-#include <mutex>       // results of ranks
-#include <vector>      // tensors
+#include <algorithm>  // max
+#include <chrono>     // deadline
+#include <cmath>      // exp, log, sqrt
+#include <cstddef>    // size_t
+#include <cstdint>    // lengths
+#include <limits>     // infinity, NaN
+#include <mutex>      // results of ranks
+#include <vector>     // tensors
 
 #include <doctest/doctest.h>  // checks
 
@@ -61,7 +61,9 @@ struct problem {
     template <class T> void round_to() {
         for (tensors* t : {&query, &key, &value, &d_out}) {
             for (auto& of_sequence : *t) {
-                for (double& x : of_sequence) { x = static_cast<double>(static_cast<accumulator_t<T>>(static_cast<T>(x))); }
+                for (double& x : of_sequence) {
+                    x = static_cast<double>(static_cast<accumulator_t<T>>(static_cast<T>(x)));
+                }
             }
         }
     }
@@ -84,7 +86,9 @@ struct solution {
 /// One query after the other, all its keys at once.
 inline solution solved_directly(const problem& p) {
     solution all(p);
-    const auto [query_heads, kv_heads, width] = p.heads;
+    const std::size_t query_heads = p.heads.query;
+    const std::size_t kv_heads = p.heads.kv;
+    const std::size_t width = p.heads.width;
     for (std::size_t s = 0; s < p.lengths.size(); ++s) {
         std::fill(all.d_query[s].begin(), all.d_query[s].end(), 0.0);
         std::fill(all.d_key[s].begin(), all.d_key[s].end(), 0.0);
@@ -195,7 +199,11 @@ template <class T> struct rank_data {
     }
     token_view<T> part(std::vector<T>& from, std::size_t first_head, std::size_t heads) {
         const std::size_t width = of.heads.width;
-        return {view<T>(from).sub(first_head * width, from.size() - first_head * width), rows, heads, width, row_width,
+        return {view<T>(from).sub(first_head * width, from.size() - first_head * width),
+                rows,
+                heads,
+                width,
+                row_width,
                 width};
     }
     token_view<T> query() { return part(packed, 0, of.heads.query); }
@@ -277,16 +285,19 @@ template <class T, class Make>
 solution solved_together(const problem& p, const placement& where, Make make, bool with_gradients = true) {
     solution all(p);
     std::mutex mutex;
-    comm::threads::launch(static_cast<int>(where.pieces.size()), [&](comm::threads& world) {
-        const int rank = world.rank();
-        auto engine = make(world.duplicate("attention"), p);
-        engine.plan(where);
-        rank_data<T> mine(p, where, rank);
-        expect(engine.tokens() == mine.tokens, "rank {} has {} tokens, not {}", rank, engine.tokens(), mine.tokens);
-        mine.forward(engine);
-        if (with_gradients) { mine.backward(engine); }
-        mine.collect(all, mutex, with_gradients);
-    }, {.timeout = std::chrono::seconds(20)});
+    comm::threads::launch(static_cast<int>(where.pieces.size()),
+                          [&](comm::threads& world) {
+                              const int rank = world.rank();
+                              auto engine = make(world.duplicate("attention"), p);
+                              engine.plan(where);
+                              rank_data<T> mine(p, where, rank);
+                              expect(engine.tokens() == mine.tokens, "rank {} has {} tokens, not {}", rank,
+                                     engine.tokens(), mine.tokens);
+                              mine.forward(engine);
+                              if (with_gradients) { mine.backward(engine); }
+                              mine.collect(all, mutex, with_gradients);
+                          },
+                          {.timeout = std::chrono::seconds(20)});
     return all;
 }
 
@@ -316,7 +327,8 @@ inline distance between(const tensors& a, const tensors& reference) {
 /// The largest of all tensors.
 inline distance between(const solution& a, const solution& reference) {
     distance worst;
-    for (const auto which : {&solution::out, &solution::log_sum_exp, &solution::d_query, &solution::d_key, &solution::d_value}) {
+    for (const auto which :
+         {&solution::out, &solution::log_sum_exp, &solution::d_query, &solution::d_key, &solution::d_value}) {
         const distance d = between(a.*which, reference.*which);
         worst.absolute = larger(worst.absolute, d.absolute);
         worst.relative = larger(worst.relative, d.relative);
@@ -325,7 +337,7 @@ inline distance between(const solution& a, const solution& reference) {
 }
 inline bool same_bits(const solution& a, const solution& b) {
     return a.out == b.out && a.log_sum_exp == b.log_sum_exp && a.d_query == b.d_query && a.d_key == b.d_key &&
-        a.d_value == b.d_value;
+           a.d_value == b.d_value;
 }
 
 }  // namespace tutti::test

@@ -2,8 +2,9 @@
 // Needs sequence/products and any CBLAS; let a threaded one use one thread where ranks share a machine.
 #pragma once
 
-#include <concepts>  // same_as
-#include <cstddef>   // size_t
+#include <algorithm>  // max
+#include <concepts>   // same_as
+#include <cstddef>    // size_t
 
 #include <cblas.h>  // sgemm, dgemm
 
@@ -22,7 +23,9 @@ struct blas_products {
         if (c.rows == 0 || c.columns == 0) { return; }
         const auto size = [](std::size_t n) { return narrow<int>(n, "size of a product"); };
         // A stride counts for one row too, where strides of data may be anything.
-        const auto stride = [&](matrix<const P> m) { return size(m.rows > 1 ? m.stride : m.columns); };
+        const auto stride = [&](matrix<const P> m) {
+            return size(m.rows > 1 ? m.stride : std::max<std::size_t>(m.columns, 1));
+        };
         const auto of = [](const factor<P>& f) { return f.transposed ? CblasTrans : CblasNoTrans; };
         const int m = size(c.rows);
         const int n = size(c.columns);

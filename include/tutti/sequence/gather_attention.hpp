@@ -22,15 +22,15 @@ namespace tutti::sequence {
 /// Cost         a rank of G on one sequence of s tokens, of which n are its own, sends (G - 1) n blocks of kappa bytes
 ///              forward, as many and s - n gradients in P backward. Memory: keys and values of all tokens of its
 ///              sequences, backward also their gradients and G - 1 times those of its own, in P.
-template <communicator C, block_attention Block, class Exchange = direct_exchange>
-class gather_attention : public detail::attention_engine<C, Block, Exchange> {
-    using base = detail::attention_engine<C, Block, Exchange>;
+template <comm::can_exchange C, block_attention Block>
+class gather_attention : public detail::attention_engine<C, Block> {
+    using base = detail::attention_engine<C, Block>;
     using typename base::M;
     using typename base::P;
     using typename base::Q;
     using typename base::T;
     using typename base::transfers;
-    template <class U> using tokens_of = token_view<U, M>;
+    template <class U> using tensor = token_view<U, M>;
 
     std::vector<std::vector<std::size_t>> first_;  // share -> member -> token of its block in the buffers
     std::vector<std::size_t> first_returned_;      // share -> token of the gradients that return to it
@@ -40,9 +40,8 @@ class gather_attention : public detail::attention_engine<C, Block, Exchange> {
     buffer<P, Q> gradients_, returns_;
 
 public:
-    explicit gather_attention(C comm, attention_heads heads, attention_options options = {}, Block block = {},
-                              Exchange exchange = {})
-        : base(std::move(comm), heads, options, std::move(block), std::move(exchange))
+    explicit gather_attention(C comm, attention_heads heads, attention_options options = {}, Block block = {})
+        : base(std::move(comm), heads, options, std::move(block))
         , blocks_(this->queue_, 0)
         , gradients_(this->queue_, 0)
         , returns_(this->queue_, 0) {}
@@ -64,10 +63,10 @@ public:
         }
     }
 
-    void forward(tokens_of<const T> query, tokens_of<const T> key, tokens_of<const T> value, tokens_of<T> out,
-                 tokens_of<P> log_sum_exp) {
+    void forward(tensor<const T> query, tensor<const T> key, tensor<const T> value, tensor<T> out,
+                 tensor<P> log_sum_exp) {
         this->expect_forward(query, key, value, out, log_sum_exp);
-        const tokens_of<P> sums = this->sums_for(out, this->out_sums_);
+        const tensor<P> sums = this->sums_for(out, this->out_sums_);
         fill_tokens(this->queue_, log_sum_exp, -std::numeric_limits<P>::infinity());
         const schedule::ticket<Q> gathered = gather(key, value);
         for_each_step(gathered, [&](std::size_t i, std::size_t j) {
@@ -77,17 +76,17 @@ public:
         this->finish(sums, out);
     }
 
-    void backward(tokens_of<const T> d_out, tokens_of<const T> query, tokens_of<const T> key, tokens_of<const T> value,
-                  tokens_of<const T> out, tokens_of<const P> log_sum_exp, tokens_of<T> d_query, tokens_of<T> d_key,
-                  tokens_of<T> d_value) {
+    void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
+                  tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
+                  tensor<T> d_value) {
         this->expect_forward(query, key, value, out, log_sum_exp);
         this->expect_gradients(d_out, d_query, d_key, d_value);
-        const tokens_of<P> delta = this->deltas_of(d_out, out);
+        const tensor<P> delta = this->deltas_of(d_out, out);
         const typename base::backward_rows from{query, d_out, log_sum_exp, delta,
                                                 this->sums_for(d_query, this->query_sums_)};
         this->reserve(gradients_, gathered_ * this->block_width());
         this->reserve(returns_, returned_ * this->block_width());
-        fill_tokens(this->queue_, tokens_of<P>(gradients_.view(), gathered_, 1, this->block_width()), P{0});
+        fill_tokens(this->queue_, tensor<P>(gradients_.view(), gathered_, 1, this->block_width()), P{0});
         {
             const schedule::ticket<Q> gathered = gather(key, value);
             for_each_step(gathered, [&](std::size_t i, std::size_t j) {
@@ -103,8 +102,8 @@ public:
             receive(messages, s.ranks[there], returned(i, steps));
         });
         this->carry("gradients", std::move(messages)).wait(this->queue_);
-        const tokens_of<P> key_sums = this->sums_for(d_key, this->key_sums_);
-        const tokens_of<P> value_sums = this->sums_for(d_value, this->value_sums_);
+        const tensor<P> key_sums = this->sums_for(d_key, this->key_sums_);
+        const tensor<P> value_sums = this->sums_for(d_value, this->value_sums_);
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
             const auto own = block_of(gradients_.view(), i, s.place);
@@ -148,7 +147,7 @@ private:
         if (!data.empty()) { messages.push_back(comm::receive_from(rank, data)); }
     }
 
-    [[nodiscard]] schedule::ticket<Q> gather(const tokens_of<const T>& key, const tokens_of<const T>& value) {
+    [[nodiscard]] schedule::ticket<Q> gather(const tensor<const T>& key, const tensor<const T>& value) {
         this->reserve(blocks_, gathered_ * this->block_width());
         transfers messages;
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {

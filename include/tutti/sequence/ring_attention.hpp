@@ -3,15 +3,45 @@
 // Source: Liu, Zaharia, Abbeel 2023, arXiv:2310.01889; chunks paired for causal balance as in Zeppelin, arXiv:2509.21841.
 #pragma once
 
-#include <array>    // two of each buffer
-#include <cstddef>  // size_t
-#include <utility>  // move
-#include <vector>   // places in buffers
+#include <algorithm>    // max
+#include <array>        // two of each buffer
+#include <concepts>     // copyable
+#include <cstddef>      // size_t
+#include <limits>       // infinity
+#include <memory>       // an exchange that the lane shares
+#include <span>         // messages
+#include <string_view>  // names
+#include <utility>      // move
+#include <vector>       // places in buffers
 
 #include <tutti/sequence/detail/attention_engine.hpp>  // attention_engine
+#include <tutti/sequence/flow.hpp>                     // flow
 #include <tutti/sequence/placement.hpp>                // placement
 
 namespace tutti::sequence {
+
+/// How the grouped calls of a ring_attention are made.
+///
+/// Semantics  plan(calls): before the first call and with each new placement, the same on all ranks: all messages of all
+///            ranks, by number of the call. exchange(comm, number, messages): on every rank of the communicator, in the
+///            order of the calls, with the rank's own messages, those of a pair of ranks in the order of the plan; as
+///            communicator.exchange, but a rank may pass on what others send. Of a copy that was planned: const.
+template <class E, class C>
+concept round_exchange = std::copyable<E> && communicator<C> &&
+    requires(E& e, const E& planned, std::span<const std::vector<flow>> calls, C& comm, std::size_t number,
+             std::span<const comm::transfer<memory_of<C>>> messages) {
+    e.plan(calls);
+    planned.exchange(comm, number, messages);
+};
+
+/// Every message goes straight from its source to its destination.
+struct direct_exchange {
+    void plan(std::span<const std::vector<flow>>) const noexcept {}
+    template <comm::can_exchange C>
+    void exchange(C& comm, std::size_t, std::span<const comm::transfer<memory_of<C>>> messages) const {
+        comm.exchange(messages);
+    }
+};
 
 /// Attention over the rings of a placement, any number of them a rank.
 ///
@@ -36,15 +66,15 @@ namespace tutti::sequence {
 /// Errors       mismatch_error from plan when ranks have different plans or options; usage_error from plan, on all
 ///              ranks, for a placement that is none, and from forward and backward, before anything moved, for shapes
 ///              that do not fit: those abort the communicator, since the other ranks would wait.
-template <communicator C, block_attention Block, class Exchange = direct_exchange>
-class ring_attention : public detail::attention_engine<C, Block, Exchange> {
-    using base = detail::attention_engine<C, Block, Exchange>;
+template <comm::can_exchange C, block_attention Block, round_exchange<C> Exchange = direct_exchange>
+class ring_attention : public detail::attention_engine<C, Block> {
+    using base = detail::attention_engine<C, Block>;
     using typename base::M;
     using typename base::P;
     using typename base::Q;
     using typename base::T;
     using typename base::transfers;
-    template <class U> using tokens_of = token_view<U, M>;
+    template <class U> using tensor = token_view<U, M>;
 
     // Where the block of a ring is in each buffer, in tokens; rings of one rank have none.
     std::vector<std::size_t> first_;
@@ -55,14 +85,43 @@ class ring_attention : public detail::attention_engine<C, Block, Exchange> {
     std::array<buffer<T, Q>, 2> blocks_;     // keys and values
     std::array<buffer<P, Q>, 2> gradients_;  // of keys and values, as they travel
     buffer<P, Q> contribution_;              // to them, of this rank in one step
+    std::shared_ptr<const Exchange> exchange_;
 
 public:
     explicit ring_attention(C comm, attention_heads heads, attention_options options = {}, Block block = {},
                             Exchange exchange = {})
-        : base(std::move(comm), heads, options, std::move(block), std::move(exchange))
+        : base(std::move(comm), heads, options, std::move(block))
         , blocks_{empty<T>(), empty<T>()}
         , gradients_{empty<P>(), empty<P>()}
-        , contribution_(empty<P>()) {}
+        , contribution_(empty<P>())
+        , exchange_(std::make_shared<const Exchange>(std::move(exchange))) {}
+
+    /// All messages of all ranks, by grouped call: those of forward, then those of backward.
+    [[nodiscard]] static std::vector<std::vector<flow>> calls_of(const placement& p, attention_heads heads) {
+        const std::size_t numbers = 2 * heads.kv * heads.width;
+        std::size_t rounds = 1;
+        for (const ring& r : p.rings) { rounds = std::max(rounds, r.ranks.size()); }
+        std::vector<std::vector<flow>> calls(rounds == 1 ? 0 : 2 * rounds);
+        for (const ring& r : p.rings) {
+            const std::size_t members = r.ranks.size();
+            const auto pass = [&](std::vector<flow>& call, std::size_t steps, std::size_t bytes_a_token) {
+                for (std::size_t i = 0; i < members; ++i) {
+                    const detail::member_tokens block(p.lengths[static_cast<std::size_t>(r.sequence)], members,
+                                                      (i + members - steps) % members);
+                    if (block.tokens() == 0) { continue; }
+                    call.push_back({r.ranks[i], r.ranks[(i + 1) % members], block.tokens() * bytes_a_token});
+                }
+            };
+            for (std::size_t t = 0; members > 1 && t <= members; ++t) {
+                if (t + 1 < members) {
+                    pass(calls[t], t, numbers * sizeof(T));
+                    pass(calls[rounds - 1 + t], t, numbers * sizeof(T));
+                }
+                if (t > 0) { pass(calls[rounds - 1 + t], t - 1, numbers * sizeof(P)); }
+            }
+        }
+        return calls;
+    }
 
     void plan(const placement& p) {
         this->adopt(p, "ring");
@@ -81,12 +140,15 @@ public:
             }
         }
         spread_locals();
+        auto exchange = std::make_shared<Exchange>(*exchange_);
+        exchange->plan(calls_of(p, this->heads_));
+        exchange_ = std::move(exchange);
     }
 
-    void forward(tokens_of<const T> query, tokens_of<const T> key, tokens_of<const T> value, tokens_of<T> out,
-                 tokens_of<P> log_sum_exp) {
+    void forward(tensor<const T> query, tensor<const T> key, tensor<const T> value, tensor<T> out,
+                 tensor<P> log_sum_exp) {
         this->expect_forward(query, key, value, out, log_sum_exp);
-        const tokens_of<P> sums = this->sums_for(out, this->out_sums_);
+        const tensor<P> sums = this->sums_for(out, this->out_sums_);
         fill_tokens(this->queue_, log_sum_exp, -std::numeric_limits<P>::infinity());
         load(key, value);
         std::size_t locals_done = 0;
@@ -95,7 +157,7 @@ public:
             if (t + 1 < this->rounds_) {
                 transfers messages;
                 for (std::size_t i = 0; i < this->shares_.size(); ++i) { pass_block(messages, i, t); }
-                moved = this->carry("keys and values", std::move(messages));
+                moved = carry("keys and values", t, std::move(messages));
             }
             for (std::size_t i = 0; i < this->shares_.size(); ++i) {
                 const auto& s = this->shares_[i];
@@ -112,16 +174,16 @@ public:
         this->finish(sums, out);
     }
 
-    void backward(tokens_of<const T> d_out, tokens_of<const T> query, tokens_of<const T> key, tokens_of<const T> value,
-                  tokens_of<const T> out, tokens_of<const P> log_sum_exp, tokens_of<T> d_query, tokens_of<T> d_key,
-                  tokens_of<T> d_value) {
+    void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
+                  tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
+                  tensor<T> d_value) {
         this->expect_forward(query, key, value, out, log_sum_exp);
         this->expect_gradients(d_out, d_query, d_key, d_value);
-        const tokens_of<P> delta = this->deltas_of(d_out, out);
+        const tensor<P> delta = this->deltas_of(d_out, out);
         const typename base::backward_rows from{query, d_out, log_sum_exp, delta,
                                                 this->sums_for(d_query, this->query_sums_)};
-        const tokens_of<P> key_sums = this->sums_for(d_key, this->key_sums_);
-        const tokens_of<P> value_sums = this->sums_for(d_value, this->value_sums_);
+        const tensor<P> key_sums = this->sums_for(d_key, this->key_sums_);
+        const tensor<P> value_sums = this->sums_for(d_value, this->value_sums_);
         load(key, value);
         for (auto* gradient : {&gradients_[0], &gradients_[1], &contribution_}) {
             this->reserve(*gradient, travelling_ * this->block_width());
@@ -136,7 +198,7 @@ public:
                     pass_block(messages, i, t);
                     pass_gradients(messages, i, t);
                 }
-                moved = this->carry("keys, values and gradients", std::move(messages));
+                moved = carry("keys, values and gradients", this->rounds_ - 1 + t, std::move(messages));
             }
             for (std::size_t i = 0; i < this->shares_.size(); ++i) {
                 const auto& s = this->shares_[i];
@@ -184,12 +246,21 @@ private:
     }
 
     // This rank's keys and values, packed for their first step.
-    void load(const tokens_of<const T>& key, const tokens_of<const T>& value) {
+    void load(const tensor<const T>& key, const tensor<const T>& value) {
         for (auto& b : blocks_) { this->reserve(b, travelling_ * this->block_width()); }
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
             if (s.members() > 1) { this->pack(s, key, value, block_of(blocks_[0].view(), i, s.mine.tokens())); }
         }
+    }
+
+    [[nodiscard]] schedule::ticket<Q> carry(std::string_view name, std::size_t number, transfers messages) {
+        return this->lane_.submit(
+            name,
+            [messages = std::move(messages), exchange = exchange_, number](C& comm) {
+                exchange->exchange(comm, number, std::span<const comm::transfer<M>>(messages));
+            },
+            this->queue_);
     }
 
     // Both ends know how many tokens a message is of; one of none is not sent.

@@ -26,24 +26,23 @@ namespace tutti::sequence {
 ///              heads again, with two P a query head; s - n of its part of all heads. Memory: its part of the heads of
 ///              all tokens, and all heads of its tokens, of each tensor.
 /// Errors       as ring_attention; usage_error from plan, on all ranks, when G does not divide the heads.
-template <communicator C, block_attention Block, class Exchange = direct_exchange>
-class ulysses_attention : public detail::attention_engine<C, Block, Exchange> {
-    using base = detail::attention_engine<C, Block, Exchange>;
+template <comm::can_exchange C, block_attention Block>
+class ulysses_attention : public detail::attention_engine<C, Block> {
+    using base = detail::attention_engine<C, Block>;
     using typename base::M;
     using typename base::P;
     using typename base::Q;
     using typename base::T;
     using typename base::transfers;
-    template <class U> using tokens_of = token_view<U, M>;
+    template <class U> using tensor = token_view<U, M>;
     template <class U> using exchanged = detail::head_exchange<U, Q>;
 
     exchanged<T> query_, key_, value_, out_, d_query_, d_key_, d_value_;
     exchanged<P> log_sum_exp_, delta_;
 
 public:
-    explicit ulysses_attention(C comm, attention_heads heads, attention_options options = {}, Block block = {},
-                               Exchange exchange = {})
-        : base(std::move(comm), heads, options, std::move(block), std::move(exchange))
+    explicit ulysses_attention(C comm, attention_heads heads, attention_options options = {}, Block block = {})
+        : base(std::move(comm), heads, options, std::move(block))
         , query_(this->queue_, heads.query, heads.width)
         , key_(this->queue_, heads.kv, heads.width)
         , value_(this->queue_, heads.kv, heads.width)
@@ -66,8 +65,8 @@ public:
         }
     }
 
-    void forward(tokens_of<const T> query, tokens_of<const T> key, tokens_of<const T> value, tokens_of<T> out,
-                 tokens_of<P> log_sum_exp) {
+    void forward(tensor<const T> query, tensor<const T> key, tensor<const T> value, tensor<T> out,
+                 tensor<P> log_sum_exp) {
         this->expect_forward(query, key, value, out, log_sum_exp);
         fill_tokens(this->queue_, out, T{});
         fill_tokens(this->queue_, log_sum_exp, -std::numeric_limits<P>::infinity());
@@ -78,7 +77,7 @@ public:
         out_.place(this->shares_);
         log_sum_exp_.place(this->shares_);
         for_each_share(this->carry("tokens for heads", std::move(messages)), [&](std::size_t i) {
-            const tokens_of<P> sums = this->zeros_for(out_.whole(i), this->out_sums_);
+            const tensor<P> sums = this->zeros_for(out_.whole(i), this->out_sums_);
             this->block_.forward(this->queue_,
                                  forward_block<T, M>{query_.whole(i), key_.whole(i), value_.whole(i), everything(),
                                                      this->scale_, sums, log_sum_exp_.whole(i)});
@@ -92,9 +91,9 @@ public:
         log_sum_exp_.take_tokens(this->shares_, log_sum_exp);
     }
 
-    void backward(tokens_of<const T> d_out, tokens_of<const T> query, tokens_of<const T> key, tokens_of<const T> value,
-                  tokens_of<const T> out, tokens_of<const P> log_sum_exp, tokens_of<T> d_query, tokens_of<T> d_key,
-                  tokens_of<T> d_value) {
+    void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
+                  tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
+                  tensor<T> d_value) {
         this->expect_forward(query, key, value, out, log_sum_exp);
         this->expect_gradients(d_out, d_query, d_key, d_value);
         for (const auto& gradient : {d_query, d_key, d_value}) { fill_tokens(this->queue_, gradient, T{}); }
@@ -104,12 +103,12 @@ public:
         value_.give_heads(this->shares_, value, messages);
         out_.give_heads(this->shares_, d_out, messages);
         log_sum_exp_.give_heads(this->shares_, log_sum_exp, messages);
-        delta_.give_heads(this->shares_, tokens_of<const P>(this->deltas_of(d_out, out)), messages);
+        delta_.give_heads(this->shares_, tensor<const P>(this->deltas_of(d_out, out)), messages);
         for (exchanged<T>* gradient : {&d_query_, &d_key_, &d_value_}) { gradient->place(this->shares_); }
         for_each_share(this->carry("tokens for heads", std::move(messages)), [&](std::size_t i) {
-            const tokens_of<P> query_sums = this->zeros_for(d_query_.whole(i), this->query_sums_);
-            const tokens_of<P> key_sums = this->zeros_for(d_key_.whole(i), this->key_sums_);
-            const tokens_of<P> value_sums = this->zeros_for(d_value_.whole(i), this->value_sums_);
+            const tensor<P> query_sums = this->zeros_for(d_query_.whole(i), this->query_sums_);
+            const tensor<P> key_sums = this->zeros_for(d_key_.whole(i), this->key_sums_);
+            const tensor<P> value_sums = this->zeros_for(d_value_.whole(i), this->value_sums_);
             this->block_.backward(this->queue_,
                                   backward_block<T, M>{query_.whole(i), key_.whole(i), value_.whole(i), everything(),
                                                        this->scale_, out_.whole(i), log_sum_exp_.whole(i),

@@ -26,23 +26,15 @@ namespace tutti::sequence {
 
 struct attention_options {
     mask rule = mask::causal;
-    std::optional<double> scale{};                  ///< of scores; 1 / sqrt(width) when not given
-    duration timeout = 2 * default_timeout();       ///< of waits for the lane, see schedule::lane_options
-    schedule::timeline* trace = nullptr;            ///< where transfers are recorded; must outlive the engine
-};
-
-/// Carries the messages of one round: one grouped call.
-struct direct_exchange {
-    template <comm::can_exchange C>
-    void operator()(C& comm, std::span<const comm::transfer<memory_of<C>>> messages) const {
-        comm.exchange(messages);
-    }
+    std::optional<double> scale{};             ///< of scores; 1 / sqrt(width) when not given
+    duration timeout = 2 * default_timeout();  ///< of waits for the lane, see schedule::lane_options
+    schedule::timeline* trace = nullptr;       ///< where transfers are recorded; must outlive the engine
 };
 
 namespace detail {
 
-template <communicator C, block_attention Block, class Exchange>
-requires comm::can_exchange<C> && std::same_as<typename Block::queue_type, queue_of<C>>
+template <comm::can_exchange C, block_attention Block>
+requires std::same_as<typename Block::queue_type, queue_of<C>>
 class attention_engine {
 protected:
     using Q = queue_of<C>;
@@ -51,15 +43,15 @@ protected:
     using P = accumulator_t<T>;
     using transfers = std::vector<comm::transfer<M>>;
     static constexpr bool rounds_results = !std::same_as<T, P>;
-    template <class U> using tokens_of = token_view<U, M>;
+    template <class U> using tensor = token_view<U, M>;
 
-    attention_engine(C comm, attention_heads heads, attention_options options, Block block, Exchange exchange)
+    attention_engine(C comm, attention_heads heads, attention_options options, Block block)
         : queue_(comm.queue())
         , heads_(heads)
         , rule_(options.rule)
-        , scale_(options.scale ? *options.scale : 1 / std::sqrt(static_cast<double>(std::max<std::size_t>(heads.width, 1))))
+        , scale_(options.scale ? *options.scale
+                               : 1 / std::sqrt(static_cast<double>(std::max<std::size_t>(heads.width, 1))))
         , block_(std::move(block))
-        , exchange_(std::move(exchange))
         , partial_(queue_, 0)
         , deltas_(queue_, 0)
         , out_sums_(queue_, 0)
@@ -108,17 +100,16 @@ protected:
         planned_ = true;
     }
 
-    void expect_forward(const tokens_of<const T>& query, const tokens_of<const T>& key,
-                        const tokens_of<const T>& value, const tokens_of<const T>& out,
-                        const tokens_of<const P>& log_sum_exp) {
+    void expect_forward(const tensor<const T>& query, const tensor<const T>& key, const tensor<const T>& value,
+                        const tensor<const T>& out, const tensor<const P>& log_sum_exp) {
         expect_rows("query", query, heads_.query, heads_.width);
         expect_rows("key", key, heads_.kv, heads_.width);
         expect_rows("value", value, heads_.kv, heads_.width);
         expect_rows("out", out, heads_.query, heads_.width);
         expect_rows("log_sum_exp", log_sum_exp, heads_.query, 1);
     }
-    void expect_gradients(const tokens_of<const T>& d_out, const tokens_of<const T>& d_query,
-                          const tokens_of<const T>& d_key, const tokens_of<const T>& d_value) {
+    void expect_gradients(const tensor<const T>& d_out, const tensor<const T>& d_query, const tensor<const T>& d_key,
+                          const tensor<const T>& d_value) {
         expect_rows("d_out", d_out, heads_.query, heads_.width);
         expect_rows("d_query", d_query, heads_.query, heads_.width);
         expect_rows("d_key", d_key, heads_.kv, heads_.width);
@@ -126,47 +117,47 @@ protected:
     }
 
     /// Where results of T are summed: in themselves, or beside them when they are rounded at the end. Zeros.
-    [[nodiscard]] tokens_of<P> zeros_for(const tokens_of<T>& result, buffer<P, Q>& beside) {
-        tokens_of<P> sums;
+    [[nodiscard]] tensor<P> zeros_for(const tensor<T>& result, buffer<P, Q>& beside) {
+        tensor<P> sums;
         if constexpr (!rounds_results) {
             sums = result;
         } else {
             reserve(beside, result.size());
-            sums = tokens_of<P>(beside.view(), result.tokens, result.heads, result.width);
+            sums = tensor<P>(beside.view(), result.tokens, result.heads, result.width);
         }
         fill_tokens(queue_, sums, P{0});
         return sums;
     }
     /// The same for a tensor of this rank's rows, whose padding becomes 0.
-    [[nodiscard]] tokens_of<P> sums_for(const tokens_of<T>& result, buffer<P, Q>& beside) {
+    [[nodiscard]] tensor<P> sums_for(const tensor<T>& result, buffer<P, Q>& beside) {
         fill_tokens(queue_, result.rows(tokens_, result.tokens - tokens_), T{});
         return zeros_for(result.rows(0, tokens_), beside);
     }
-    void finish(const tokens_of<P>& sums, const tokens_of<T>& result) {
+    void finish(const tensor<P>& sums, const tensor<T>& result) {
         if constexpr (rounds_results) { copy_tokens(queue_, sums, result.rows(0, sums.tokens)); }
     }
 
     struct backward_rows {
-        tokens_of<const T> query, d_out;
-        tokens_of<const P> log_sum_exp, delta;
-        tokens_of<P> d_query;
+        tensor<const T> query, d_out;
+        tensor<const P> log_sum_exp, delta;
+        tensor<P> d_query;
         [[nodiscard]] backward_rows rows(std::size_t first, std::size_t count) const {
             return {query.rows(first, count), d_out.rows(first, count), log_sum_exp.rows(first, count),
                     delta.rows(first, count), d_query.rows(first, count)};
         }
     };
     /// d_out * out of this rank's rows.
-    [[nodiscard]] tokens_of<P> deltas_of(const tokens_of<const T>& d_out, const tokens_of<const T>& out) {
+    [[nodiscard]] tensor<P> deltas_of(const tensor<const T>& d_out, const tensor<const T>& out) {
         const std::size_t numbers = tokens_ * heads_.query;
         reserve(deltas_, numbers);
-        const tokens_of<P> delta = numbers_by_head(deltas_.view().sub(0, numbers), tokens_, heads_.query);
+        const tensor<P> delta = numbers_by_head(deltas_.view().sub(0, numbers), tokens_, heads_.query);
         run(queue_, dot_tokens_operation<T, M>{d_out.rows(0, tokens_), out.rows(0, tokens_), delta});
         return delta;
     }
 
     // Keys and values, or their gradients.
     template <class U> struct block_rows {
-        tokens_of<U> key, value;
+        tensor<U> key, value;
         template <class V> operator block_rows<V>() const { return {key, value}; }
     };
     /// Numbers of a token of a block.
@@ -180,10 +171,10 @@ protected:
     [[nodiscard]] block_rows<U> block_at(view<U, M> memory, std::size_t first, std::size_t count) const {
         const view<U, M> all = block_memory(memory, first, count);
         const std::size_t half = all.size() / 2;
-        return {tokens_of<U>(all.sub(0, half), count, heads_.kv, heads_.width),
-                tokens_of<U>(all.sub(half, half), count, heads_.kv, heads_.width)};
+        return {tensor<U>(all.sub(0, half), count, heads_.kv, heads_.width),
+                tensor<U>(all.sub(half, half), count, heads_.kv, heads_.width)};
     }
-    void pack(const ring_share& s, const tokens_of<const T>& key, const tokens_of<const T>& value,
+    void pack(const ring_share& s, const tensor<const T>& key, const tensor<const T>& value,
               const block_rows<T>& into) {
         copy_tokens(queue_, s.rows_of(key), into.key);
         copy_tokens(queue_, s.rows_of(value), into.value);
@@ -191,18 +182,17 @@ protected:
 
     /// This rank's rows of a sequence attend to those of another member, and what comes of it is merged. Stretches of
     /// which no query sees a key are left out. The order is fixed: so are the bits.
-    void attend(const ring_share& s, const tokens_of<const T>& query, const member_tokens& to,
-                const block_rows<const T>& block, const tokens_of<P>& out, const tokens_of<P>& log_sum_exp) {
+    void attend(const ring_share& s, const tensor<const T>& query, const member_tokens& to,
+                const block_rows<const T>& block, const tensor<P>& out, const tensor<P>& log_sum_exp) {
         for_each_pair(s.mine, to, [&](const stretch& a, const stretch& b, visibility seen) {
             const std::size_t numbers = a.size() * heads_.query;
             const std::size_t row = s.first_row + a.row;
-            const tokens_of<P> part(partial_.view(), a.size(), heads_.query, heads_.width);
-            const tokens_of<P> sums =
+            const tensor<P> part(partial_.view(), a.size(), heads_.query, heads_.width);
+            const tensor<P> sums =
                 numbers_by_head(partial_.view().sub(numbers * heads_.width, numbers), a.size(), heads_.query);
             block_.forward(queue_, forward_block<T, M>{query.rows(row, a.size()), block.key.rows(b.row, b.size()),
                                                        block.value.rows(b.row, b.size()), seen, scale_, part, sums});
-            run(queue_,
-                merge_operation<P, M>{part, sums, out.rows(row, a.size()), log_sum_exp.rows(row, a.size())});
+            run(queue_, merge_operation<P, M>{part, sums, out.rows(row, a.size()), log_sum_exp.rows(row, a.size())});
         });
     }
     /// Adds to the gradients what this rank's rows of a sequence have to do with those of another member.
@@ -210,21 +200,18 @@ protected:
                        const block_rows<const T>& block, const block_rows<P>& gradients) {
         for_each_pair(s.mine, to, [&](const stretch& a, const stretch& b, visibility seen) {
             const backward_rows part = from.rows(s.first_row + a.row, a.size());
-            block_.backward(queue_, backward_block<T, M>{part.query, block.key.rows(b.row, b.size()),
-                                                         block.value.rows(b.row, b.size()), seen, scale_, part.d_out,
-                                                         part.log_sum_exp, part.delta, part.d_query,
-                                                         gradients.key.rows(b.row, b.size()),
-                                                         gradients.value.rows(b.row, b.size())});
+            block_.backward(queue_, backward_block<T, M>{
+                                        part.query, block.key.rows(b.row, b.size()), block.value.rows(b.row, b.size()),
+                                        seen, scale_, part.d_out, part.log_sum_exp, part.delta, part.d_query,
+                                        gradients.key.rows(b.row, b.size()), gradients.value.rows(b.row, b.size())});
         });
     }
 
-    /// Messages of one round, on the lane, behind what the queue has got.
+    /// Messages as one grouped call on the lane, behind what the queue has got.
     [[nodiscard]] schedule::ticket<Q> carry(std::string_view name, transfers messages) {
         return lane_.submit(
             name,
-            [messages = std::move(messages), exchange = exchange_](C& comm) {
-                exchange(comm, std::span<const comm::transfer<M>>(messages));
-            },
+            [messages = std::move(messages)](C& comm) { comm.exchange(std::span<const comm::transfer<M>>(messages)); },
             queue_);
     }
 
@@ -241,7 +228,6 @@ protected:
     mask rule_;
     double scale_;
     Block block_;
-    Exchange exchange_;
     bool planned_ = false;
     std::vector<ring_share> shares_;
     std::size_t rounds_ = 1;  // members of the largest ring of all ranks
@@ -252,7 +238,7 @@ protected:
 private:
     // A tensor of this rank. The other ranks are about to wait for this one, so a wrong one ends them too.
     template <class U>
-    void expect_rows(std::string_view name, const tokens_of<U>& v, std::size_t heads, std::size_t width) {
+    void expect_rows(std::string_view name, const tensor<U>& v, std::size_t heads, std::size_t width) {
         std::string why;
         if (!planned_) {
             why = "attention: no plan";

@@ -25,15 +25,15 @@ namespace tutti::sequence::detail {
 template <transportable T, queue Q> class head_exchange {
     using M = typename Q::memory_type;
     using transfers = std::vector<comm::transfer<M>>;
-    template <class U> using tokens_of = token_view<U, M>;
+    template <class U> using tensor = token_view<U, M>;
 
     Q queue_;
     std::size_t heads_;
     std::size_t width_;
-    std::vector<std::size_t> first_;  // share -> number in `wholes_`
+    std::vector<std::size_t> first_;            // share -> number in `wholes_`
     std::vector<std::size_t> lengths_, parts_;  // share -> tokens, heads of a part
-    buffer<T, Q> wholes_;  // parts of heads of whole sequences
-    buffer<T, Q> packed_;  // this rank's rows of a share, member by member
+    buffer<T, Q> wholes_;                       // parts of heads of whole sequences
+    buffer<T, Q> packed_;                       // this rank's rows of a share, member by member
 
 public:
     head_exchange(Q q, std::size_t heads, std::size_t width)
@@ -62,18 +62,18 @@ public:
             packed_ = buffer<T, Q>(queue_, rows * heads_ * width_);
         }
     }
-    [[nodiscard]] tokens_of<T> whole(std::size_t i) const {
+    [[nodiscard]] tensor<T> whole(std::size_t i) const {
         const std::size_t numbers = lengths_[i] * parts_[i] * width_;
-        return tokens_of<T>(wholes_.view().sub(first_[i], numbers), lengths_[i], parts_[i], width_);
+        return tensor<T>(wholes_.view().sub(first_[i], numbers), lengths_[i], parts_[i], width_);
     }
 
-    void give_heads(const std::vector<ring_share>& shares, std::type_identity_t<tokens_of<const T>> all,
+    void give_heads(const std::vector<ring_share>& shares, std::type_identity_t<tensor<const T>> all,
                     transfers& messages) {
         place(shares);
         for (std::size_t i = 0; i < shares.size(); ++i) {
             const ring_share& s = shares[i];
             for (std::size_t p = 0; p < s.members(); ++p) {
-                const tokens_of<const T> part = s.rows_of(all).some_heads(p * parts_[i], parts_[i]);
+                const tensor<const T> part = s.rows_of(all).some_heads(p * parts_[i], parts_[i]);
                 if (p == s.place) {
                     for (const stretch& a : s.mine.stretches()) {
                         copy_tokens(queue_, part.rows(a.row, a.size()), in_sequence(i, a));
@@ -106,11 +106,11 @@ public:
             }
         }
     }
-    void take_tokens(const std::vector<ring_share>& shares, std::type_identity_t<tokens_of<T>> all) {
+    void take_tokens(const std::vector<ring_share>& shares, std::type_identity_t<tensor<T>> all) {
         for (std::size_t i = 0; i < shares.size(); ++i) {
             const ring_share& s = shares[i];
             for (std::size_t p = 0; p < s.members(); ++p) {
-                const tokens_of<T> part = s.rows_of(all).some_heads(p * parts_[i], parts_[i]);
+                const tensor<T> part = s.rows_of(all).some_heads(p * parts_[i], parts_[i]);
                 if (p != s.place) {
                     copy_tokens(queue_, packed(s, i, p), part);
                     continue;
@@ -123,16 +123,16 @@ public:
     }
 
 private:
-    [[nodiscard]] tokens_of<T> in_sequence(std::size_t i, const stretch& a) const {
+    [[nodiscard]] tensor<T> in_sequence(std::size_t i, const stretch& a) const {
         return whole(i).rows(static_cast<std::size_t>(a.begin), a.size());
     }
     // This rank's rows for, or from, member p.
-    [[nodiscard]] tokens_of<T> packed(const ring_share& s, std::size_t i, std::size_t p) const {
+    [[nodiscard]] tensor<T> packed(const ring_share& s, std::size_t i, std::size_t p) const {
         const std::size_t rows = s.mine.tokens();
         const std::size_t first = (s.first_row * heads_ + p * rows * parts_[i]) * width_;
-        return tokens_of<T>(packed_.view().sub(first, rows * parts_[i] * width_), rows, parts_[i], width_);
+        return tensor<T>(packed_.view().sub(first, rows * parts_[i] * width_), rows, parts_[i], width_);
     }
-    [[nodiscard]] static view<T, M> numbers_of(const tokens_of<T>& rows) { return {rows.data, rows.size()}; }
+    [[nodiscard]] static view<T, M> numbers_of(const tensor<T>& rows) { return {rows.data, rows.size()}; }
 };
 
 }  // namespace tutti::sequence::detail

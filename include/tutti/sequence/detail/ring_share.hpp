@@ -149,16 +149,14 @@ inline void expect_valid(const ring& r, const placement& p, int ranks) {
                                         sorted[i], ranks));
         }
         if (i > 0 && sorted[i - 1] == sorted[i]) {
-            throw usage_error(
-                formatted("placement: the ring of sequence {} has rank {} twice", r.sequence, sorted[i]));
+            throw usage_error(formatted("placement: the ring of sequence {} has rank {} twice", r.sequence, sorted[i]));
         }
     }
     const int node = sorted.front() / p.machines.ranks_per_node;
     const bool one_node = node == sorted.back() / p.machines.ranks_per_node;
     const zone reach = sorted.size() == 1 ? zone::local : one_node ? zone::node : zone::world;
     if (r.where < reach || r.where > zone::world) {
-        throw usage_error(
-            formatted("placement: the ring of sequence {} reaches beyond the zone it is in", r.sequence));
+        throw usage_error(formatted("placement: the ring of sequence {} reaches beyond the zone it is in", r.sequence));
     }
 }
 
@@ -204,7 +202,8 @@ inline void expect_valid(const placement& p, int ranks) {
     }
     for (std::size_t rank = 0; rank < expected.size(); ++rank) {
         if (filled(p.pieces[rank]) != filled(expected[rank])) {
-            throw usage_error(formatted("placement: rank {} does not hold the chunks of its rings, in their order", rank));
+            throw usage_error(
+                formatted("placement: rank {} does not hold the chunks of its rings, in their order", rank));
         }
     }
 }
