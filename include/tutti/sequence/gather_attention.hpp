@@ -7,8 +7,14 @@
 #include <utility>  // move
 #include <vector>   // places in buffers
 
+#include <tutti/comm/communicator.hpp>                 // can_exchange
+#include <tutti/core/buffer.hpp>                       // storage
+#include <tutti/schedule/ticket.hpp>                   // messages in flight
+#include <tutti/sequence/attention_options.hpp>        // options
+#include <tutti/sequence/block_attention.hpp>          // kernels
 #include <tutti/sequence/detail/attention_engine.hpp>  // attention_engine
 #include <tutti/sequence/placement.hpp>                // placement
+#include <tutti/sequence/token_operations.hpp>         // fill, add
 
 namespace tutti::sequence {
 

@@ -5,7 +5,7 @@
 
 #include <algorithm>    // max
 #include <array>        // two of each buffer
-#include <concepts>     // copyable
+#include <concepts>     // copyable, same_as
 #include <cstddef>      // size_t
 #include <limits>       // infinity
 #include <memory>       // an exchange that the lane shares
@@ -14,9 +14,15 @@
 #include <utility>      // move
 #include <vector>       // places in buffers
 
+#include <tutti/comm/communicator.hpp>                 // can_exchange
+#include <tutti/core/buffer.hpp>                       // storage
+#include <tutti/schedule/ticket.hpp>                   // messages in flight
+#include <tutti/sequence/attention_options.hpp>        // options
+#include <tutti/sequence/block_attention.hpp>          // kernels
 #include <tutti/sequence/detail/attention_engine.hpp>  // attention_engine
 #include <tutti/sequence/flow.hpp>                     // flow
 #include <tutti/sequence/placement.hpp>                // placement
+#include <tutti/sequence/token_operations.hpp>         // fill, add
 
 namespace tutti::sequence {
 
@@ -78,7 +84,7 @@ class ring_attention : public detail::attention_engine<C, Block> {
 
     // Where the block of a ring is in each buffer, in tokens; rings of one rank have none.
     std::vector<std::size_t> first_;
-    std::size_t travelling_ = 0;             // tokens of all blocks
+    std::size_t traveling_ = 0;              // tokens of all blocks
     std::size_t own_rounds_ = 1;             // members of this rank's largest ring
     std::vector<std::size_t> locals_;        // shares of one rank
     std::vector<std::size_t> locals_until_;  // round -> how many of them are done behind it
@@ -127,22 +133,24 @@ public:
         this->adopt(p, "ring");
         first_.clear();
         locals_.clear();
-        travelling_ = 0;
+        traveling_ = 0;
         own_rounds_ = 1;
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
-            first_.push_back(travelling_);
+            first_.push_back(traveling_);
             if (s.members() == 1) {
                 locals_.push_back(i);
             } else {
-                travelling_ += s.widest();
+                traveling_ += s.widest();
                 own_rounds_ = std::max(own_rounds_, s.members());
             }
         }
         spread_locals();
-        auto exchange = std::make_shared<Exchange>(*exchange_);
-        exchange->plan(calls_of(p, this->heads_));
-        exchange_ = std::move(exchange);
+        if constexpr (!std::same_as<Exchange, direct_exchange>) {
+            auto exchange = std::make_shared<Exchange>(*exchange_);
+            exchange->plan(calls_of(p, this->heads_));
+            exchange_ = std::move(exchange);
+        }
     }
 
     void forward(tensor<const T> query, tensor<const T> key, tensor<const T> value, tensor<T> out,
@@ -186,7 +194,7 @@ public:
         const tensor<P> value_sums = this->sums_for(d_value, this->value_sums_);
         load(key, value);
         for (auto* gradient : {&gradients_[0], &gradients_[1], &contribution_}) {
-            this->reserve(*gradient, travelling_ * this->block_width());
+            this->reserve(*gradient, traveling_ * this->block_width());
         }
         std::size_t locals_done = 0;
         // One round more than steps: the last brings the gradients of the last step home.
@@ -247,7 +255,7 @@ private:
 
     // This rank's keys and values, packed for their first step.
     void load(const tensor<const T>& key, const tensor<const T>& value) {
-        for (auto& b : blocks_) { this->reserve(b, travelling_ * this->block_width()); }
+        for (auto& b : blocks_) { this->reserve(b, traveling_ * this->block_width()); }
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
             if (s.members() > 1) { this->pack(s, key, value, block_of(blocks_[0].view(), i, s.mine.tokens())); }

@@ -2,14 +2,23 @@
 // Needs what ring_attention does. Source: Jacobs et al. 2023, DeepSpeed Ulysses, arXiv:2309.14509.
 #pragma once
 
-#include <cstddef>  // size_t
-#include <limits>   // infinity
-#include <utility>  // move
-#include <vector>   // places in buffers
+#include <cstddef>           // size_t
+#include <initializer_list>  // loops
+#include <limits>            // infinity
+#include <utility>           // move
+#include <vector>            // places in buffers
 
+#include <tutti/comm/communicator.hpp>                 // can_exchange
+#include <tutti/core/buffer.hpp>                       // storage
+#include <tutti/core/error.hpp>                        // usage_error
+#include <tutti/core/text.hpp>                         // formatted
+#include <tutti/schedule/ticket.hpp>                   // messages in flight
+#include <tutti/sequence/attention_options.hpp>        // options
+#include <tutti/sequence/block_attention.hpp>          // kernels
 #include <tutti/sequence/detail/attention_engine.hpp>  // attention_engine
 #include <tutti/sequence/detail/head_exchange.hpp>     // head_exchange
 #include <tutti/sequence/placement.hpp>                // placement
+#include <tutti/sequence/token_operations.hpp>         // fill, add
 
 namespace tutti::sequence {
 

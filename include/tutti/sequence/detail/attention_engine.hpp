@@ -6,30 +6,27 @@
 #include <algorithm>    // max
 #include <bit>          // bit_cast of the scale
 #include <cmath>        // sqrt
+#include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
-#include <limits>       // infinity
-#include <optional>     // scale
 #include <span>         // messages
+#include <string>       // texts
 #include <string_view>  // names
 #include <utility>      // move
-#include <vector>       // shares
+#include <vector>       // shares, messages
 
 #include <tutti/comm/communicator.hpp>           // can_exchange
 #include <tutti/core/buffer.hpp>                 // scratch
+#include <tutti/core/error.hpp>                  // usage_error
+#include <tutti/core/state.hpp>                  // hash_bytes
+#include <tutti/core/text.hpp>                   // formatted
 #include <tutti/schedule/lane.hpp>               // lane
+#include <tutti/sequence/attention_options.hpp>  // options
 #include <tutti/sequence/block_attention.hpp>    // forward_block, backward_block
 #include <tutti/sequence/detail/ring_share.hpp>  // ring_share
 #include <tutti/sequence/token_operations.hpp>   // merge
 
 namespace tutti::sequence {
-
-struct attention_options {
-    mask rule = mask::causal;
-    std::optional<double> scale{};             ///< of scores; 1 / sqrt(width) when not given
-    duration timeout = 2 * default_timeout();  ///< of waits for the lane, see schedule::lane_options
-    schedule::timeline* trace = nullptr;       ///< where transfers are recorded; must outlive the engine
-};
 
 namespace detail {
 
@@ -62,6 +59,9 @@ protected:
         , lane_(comm_.duplicate("attention"), {options.timeout, options.trace, -1, "main"}) {}
 
 public:
+    attention_engine(attention_engine&&) = default;
+    attention_engine& operator=(attention_engine&&) = delete;  // its communicator must not end before its lane
+
     using element_type = T;
     using partial_type = P;
     using queue_type = Q;
@@ -265,7 +265,7 @@ private:
     }
 
 protected:
-    schedule::lane<C> lane_;  // last: it ends before the memory it works on
+    schedule::lane<C> lane_;  // nothing is in flight outside of forward and backward, which wait for their tickets
 };
 
 }  // namespace detail

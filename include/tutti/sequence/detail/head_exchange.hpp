@@ -4,7 +4,6 @@
 
 #include <cstddef>      // size_t
 #include <type_traits>  // type_identity
-#include <utility>      // move
 #include <vector>       // places
 
 #include <tutti/comm/call.hpp>                   // transfer

@@ -2,12 +2,11 @@
 // Needs sequence/placement.
 #pragma once
 
-#include <algorithm>  // max, sort, any_of
+#include <algorithm>  // max, sort
 #include <array>      // stretches
 #include <cstddef>    // size_t
 #include <cstdint>    // positions, hashes
 #include <span>       // stretches
-#include <string>     // texts
 #include <vector>     // rings
 
 #include <tutti/core/error.hpp>           // usage_error
