@@ -2,7 +2,9 @@
 // sequence/blas_products. Needs nothing.
 #pragma once
 
-#include <cstddef>  // size_t
+#include <concepts>     // conversions
+#include <cstddef>      // size_t
+#include <type_traits>  // conversions that only add const
 
 namespace tutti::sequence {
 
@@ -14,7 +16,10 @@ template <class T> struct matrix {
     std::size_t stride = 0;
     [[nodiscard]] constexpr T* row(std::size_t i) const noexcept { return data + i * stride; }
     [[nodiscard]] constexpr matrix top(std::size_t count) const noexcept { return {data, count, columns, stride}; }
-    constexpr operator matrix<const T>() const noexcept { return {data, rows, columns, stride}; }
+    template <std::same_as<const T> U>
+    requires(!std::is_const_v<T>) constexpr operator matrix<U>() const noexcept {
+        return {data, rows, columns, stride};
+    }
 };
 
 /// A factor as stored, or transposed without moving anything.

@@ -161,12 +161,7 @@ public:
         load(key, value);
         std::size_t locals_done = 0;
         for (std::size_t t = 0; t < this->rounds_; ++t) {
-            schedule::ticket<Q> moved;
-            if (t + 1 < this->rounds_) {
-                transfers messages;
-                for (std::size_t i = 0; i < this->shares_.size(); ++i) { pass_block(messages, i, t); }
-                moved = carry("keys and values", t, std::move(messages));
-            }
+            const schedule::ticket<Q> moved = pass_blocks(t);
             for (std::size_t i = 0; i < this->shares_.size(); ++i) {
                 const auto& s = this->shares_[i];
                 if (s.members() == 1 || t >= s.members()) { continue; }
@@ -199,15 +194,7 @@ public:
         std::size_t locals_done = 0;
         // One round more than steps: the last brings the gradients of the last step home.
         for (std::size_t t = 0; t < this->rounds_ + (this->rounds_ > 1 ? 1 : 0); ++t) {
-            schedule::ticket<Q> moved;
-            if (this->rounds_ > 1) {
-                transfers messages;
-                for (std::size_t i = 0; i < this->shares_.size(); ++i) {
-                    pass_block(messages, i, t);
-                    pass_gradients(messages, i, t);
-                }
-                moved = carry("keys, values and gradients", this->rounds_ - 1 + t, std::move(messages));
-            }
+            const schedule::ticket<Q> moved = pass_blocks_and_gradients(t);
             for (std::size_t i = 0; i < this->shares_.size(); ++i) {
                 const auto& s = this->shares_[i];
                 if (s.members() == 1 || t >= s.members()) { continue; }
@@ -262,6 +249,22 @@ private:
         }
     }
 
+    // Round t of forward, and of backward; nothing where no rank has messages.
+    [[nodiscard]] schedule::ticket<Q> pass_blocks(std::size_t t) {
+        if (t + 1 >= this->rounds_) { return {}; }
+        transfers messages;
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) { pass_block(messages, i, t); }
+        return carry("keys and values", t, std::move(messages));
+    }
+    [[nodiscard]] schedule::ticket<Q> pass_blocks_and_gradients(std::size_t t) {
+        if (this->rounds_ == 1) { return {}; }
+        transfers messages;
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            pass_block(messages, i, t);
+            pass_gradients(messages, i, t);
+        }
+        return carry("keys, values and gradients", this->rounds_ - 1 + t, std::move(messages));
+    }
     [[nodiscard]] schedule::ticket<Q> carry(std::string_view name, std::size_t number, transfers messages) {
         return this->lane_.submit(
             name,
