@@ -20,7 +20,7 @@ template <class T> class errors {
     solution reference_;
 
     static problem rounded(mask rule) {
-        problem p({4, 2, 16}, {128, 61}, rule, 3);
+        problem p({4, 2, 16}, {full_speed ? 128 : 64, 61}, rule, 3);
         p.round_to<T>();
         return p;
     }
@@ -45,7 +45,7 @@ public:
 TEST_CASE("float: as near as its own rounding") {
     for (const mask rule : {mask::causal, mask::full}) {
         const errors<float> of(rule);
-        for (const int ranks : {1, 2, 4, 8}) {
+        for (const int ranks : full_speed ? std::vector{1, 2, 4, 8} : std::vector{4}) {
             CAPTURE(ranks);
             for (const distance& d : of.on(ranks)) {
                 CHECK(d.relative <= 1e-6);
@@ -60,7 +60,7 @@ TEST_CASE("bfloat16: results are rounded once, and rings of any size are as good
     for (const mask rule : {mask::causal, mask::full}) {
         const errors<tutti::bfloat16> of(rule);
         const std::vector<distance> alone = of.on(1);
-        for (const int ranks : {1, 2, 8, 16}) {
+        for (const int ranks : full_speed ? std::vector{1, 2, 8, 16} : std::vector{4}) {
             CAPTURE(ranks);
             const std::vector<distance> all = of.on(ranks);
             for (std::size_t i = 0; i < 4; ++i) {

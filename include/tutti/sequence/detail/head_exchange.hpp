@@ -83,7 +83,8 @@ public:
                 for (const stretch& a : s.mine.stretches()) {
                     messages.push_back(comm::send_to(s.ranks[p], numbers_of(packed(s, i, p).rows(a.row, a.size()))));
                 }
-                for (const stretch& b : s.of(p).stretches()) {
+                const member_tokens theirs = s.of(p);
+                for (const stretch& b : theirs.stretches()) {
                     messages.push_back(comm::receive_from(s.ranks[p], numbers_of(in_sequence(i, b))));
                 }
             }
@@ -95,7 +96,8 @@ public:
             const ring_share& s = shares[i];
             for (std::size_t p = 0; p < s.members(); ++p) {
                 if (p == s.place) { continue; }
-                for (const stretch& b : s.of(p).stretches()) {
+                const member_tokens theirs = s.of(p);
+                for (const stretch& b : theirs.stretches()) {
                     messages.push_back(comm::send_to(s.ranks[p], numbers_of(in_sequence(i, b))));
                 }
                 for (const stretch& a : s.mine.stretches()) {

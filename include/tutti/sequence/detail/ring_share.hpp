@@ -53,7 +53,8 @@ public:
             tokens_ += static_cast<std::size_t>(end - begin);
         }
     }
-    [[nodiscard]] constexpr std::span<const stretch> stretches() const noexcept { return {stretches_.data(), count_}; }
+    [[nodiscard]] constexpr std::span<const stretch> stretches() const& noexcept { return {stretches_.data(), count_}; }
+    std::span<const stretch> stretches() const&& = delete;  // they are in here
     [[nodiscard]] constexpr std::size_t tokens() const noexcept { return tokens_; }
 };
 
