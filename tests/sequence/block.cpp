@@ -204,6 +204,15 @@ TEST_CASE("a query that sees no key gets 0 and -inf, gives gradients of exactly 
     for (const auto* gradient : {&none.d_query, &none.d_key, &none.d_value}) {
         for (const double x : *gradient) { CHECK(x == 0); }
     }
+    // Scores that overflowed to -inf, all of a row.
+    problem low({1, 1, 1}, {3}, mask::full);
+    low.query[0] = {1, infinity, 1};
+    low.key[0] = {-1, -2, -1};
+    block_data overflowed(low);
+    kernel.forward(q, overflowed.forward(0, 3, 0, 3));
+    CHECK(overflowed.out[1] == 0);
+    CHECK(overflowed.log_sum_exp[1] == -infinity);
+    CHECK(std::isfinite(overflowed.out[0]));
     // Saved sums of -inf, wherever they come from.
     block_data saved(problem({1, 1, 2}, {5}, mask::full));
     std::fill(saved.log_sum_exp.begin(), saved.log_sum_exp.end(), -infinity);

@@ -178,19 +178,41 @@ TEST_CASE("gradients are those of the forward pass, by central differences") {
     });
 }
 
-TEST_CASE("a loss over valid tokens is normalized by all of them, also where a rank has none") {
+TEST_CASE("a loss over valid tokens is divided by the count of all ranks, also where a rank has none") {
     // NVIDIA/Megatron-LM#1764 (a rank without valid tokens), #7513 (gradients divided by each rank's own count).
     problem p({1, 1, 4}, {40}, mask::causal, 11);
     const placement where = on_all(4, p.lengths);
-    for (std::int64_t t = 0; t < 40; ++t) {  // valid: tokens 3 ... 7, the second chunk among them; rank 3 has none
-        const bool valid = t >= 3 && t < 8;
-        for (std::size_t c = 0; c < 4; ++c) {
-            double& d = p.d_out[0][4 * at(t) + c];
-            d = valid ? d / 5 : 0;
-        }
+    const auto valid = [](std::size_t t) { return t >= 3 && t < 8; };  // of ranks 0 and 1
+    for (std::size_t t = 0; t < 40; ++t) {
+        for (std::size_t c = 0; c < 4; ++c) { p.d_out[0][4 * t + c] *= valid(t) ? 1.0 / 5 : 0; }
     }
-    const solution got = solved_together<double>(p, where, make);
     const solution reference = solved_directly(p);
+    double expected = 0;
+    for (std::size_t i = 0; i < p.d_out[0].size(); ++i) { expected += reference.out[0][i] * p.d_out[0][i]; }
+    solution got(p);
+    std::mutex mutex;
+    comm::threads::launch(4, [&](comm::threads& world) {
+        engine e = make(world.duplicate("attention"), p);
+        e.plan(where);
+        rank_data<double> mine(p, where, world.rank());
+        mine.forward(e);
+        double own[2] = {0, 0};  // sum of out * weight, number of valid tokens
+        std::size_t row = 0;
+        for (const auto& piece : where.pieces[at(world.rank())]) {
+            for (std::int64_t t = piece.begin; t < piece.end; ++t, ++row) {
+                if (!valid(at(t))) { continue; }
+                ++own[1];
+                for (std::size_t c = 0; c < 4; ++c) {
+                    own[0] += mine.result().at(row, 0)[c] * 5 * mine.out_gradient().at(row, 0)[c];
+                }
+            }
+        }
+        expect((own[1] == 0) == (world.rank() >= 2), "rank {} has {} valid tokens", world.rank(), own[1]);
+        world.all_reduce(view<const double>(own, 2), view<double>(own, 2), sum{});
+        expect(std::fabs(own[0] / own[1] - expected) <= bar, "loss {}, expected {}", own[0] / own[1], expected);
+        mine.backward(e);
+        mine.collect(got, mutex, true);
+    });
     CHECK(between(got, reference).absolute <= bar);
     for (std::size_t i = 4 * 8; i < got.d_key[0].size(); ++i) { CHECK(got.d_key[0][i] == 0); }
 }
