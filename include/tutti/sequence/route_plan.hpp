@@ -13,18 +13,11 @@
 
 #include <tutti/comm/topology.hpp>         // topology
 #include <tutti/core/partition.hpp>        // targets
+#include <tutti/sequence/flow.hpp>         // flow
 #include <tutti/sequence/route_time.hpp>   // crossing
 #include <tutti/sequence/token_moves.hpp>  // moves_inside_first
 
 namespace tutti::sequence {
-
-/// A message of a routed exchange.
-struct flow {
-    int source = 0;
-    int destination = 0;
-    std::size_t bytes = 0;
-    friend constexpr bool operator==(const flow&, const flow&) = default;
-};
 
 /// Directly; or from the source to the rank of a NIC, between nodes, and from the rank of a NIC to the destination.
 enum class hop_kind : unsigned char { direct, dispatch, cross, combine };
@@ -99,7 +92,7 @@ public:
         std::vector<std::int64_t> target(nics, 0);
         for (std::size_t i = 0; i < shared.size(); ++i) {
             target[shared[i]] =
-                static_cast<std::int64_t>(partition(static_cast<std::size_t>(units), shared.size(), i).count);
+                static_cast<std::int64_t>(tutti::partition(static_cast<std::size_t>(units), shared.size(), i).count);
         }
         auto moves = moves_inside_first({1, t.nics_per_node()}, pinned, target);
         for (std::size_t j = 0; j < nics; ++j) {

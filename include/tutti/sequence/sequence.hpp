@@ -21,5 +21,24 @@
 #include <tutti/sequence/partition/whole.hpp>
 #include <tutti/sequence/partition/zeppelin.hpp>
 
+// attention over it
+#include <tutti/sequence/attention_options.hpp>
+#include <tutti/sequence/block_attention.hpp>
+#include <tutti/sequence/flow.hpp>
+#include <tutti/sequence/gather_attention.hpp>
+#include <tutti/sequence/host_attention.hpp>
+#include <tutti/sequence/products.hpp>
+#include <tutti/sequence/ring_attention.hpp>
+#include <tutti/sequence/token_operations.hpp>
+#include <tutti/sequence/token_view.hpp>
+#include <tutti/sequence/ulysses_attention.hpp>
+
+// how its messages and tokens move
+#include <tutti/sequence/remap.hpp>
+#include <tutti/sequence/route.hpp>
+#include <tutti/sequence/route_plan.hpp>
+#include <tutti/sequence/route_time.hpp>
+#include <tutti/sequence/token_moves.hpp>
+
 // lengths to try it on
 #include <tutti/sequence/lengths.hpp>
