@@ -82,6 +82,7 @@ TEST_CASE("gathered keys and values give the bits of the ring") {
 TEST_CASE("exchanged heads give the bits of one rank") {
     for (const mask rule : {mask::causal, mask::full}) {
         for (const attention_heads heads : {attention_heads{6, 6, 2}, attention_heads{12, 6, 3}}) {
+            if (!full_speed && heads.query == heads.kv) { continue; }
             const placement where = several_rings();
             problem p(heads, where.lengths, rule);
             const solution got = solved_by<ulysses_of>(p, where);

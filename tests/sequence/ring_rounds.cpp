@@ -195,6 +195,29 @@ TEST_CASE("only pairs that see each other are computed, as many on each rank of 
     for (const double n : pairs) { CHECK(n <= 1.035 * total / 4); }
 }
 
+TEST_CASE("a round runs the rings of the world, then of the node, then its share of the sequences of one rank") {
+    struct recording_kernel : counting_kernel {
+        std::shared_ptr<std::vector<std::size_t>> queries = std::make_shared<std::vector<std::size_t>>();
+        void forward(host_queue q, const forward_block<double, host_memory>& b) {
+            queries->push_back(b.query.tokens);
+            counting_kernel::forward(q, b);
+        }
+    };
+    // Chunks of rank 0: of 8 tokens of a ring of four, of 6 tokens of a ring of two; three sequences of 10 tokens.
+    const placement where = placed({2, 2}, {10, 64, 10, 24, 10}, {{0}, {0, 1, 2, 3}, {0}, {0, 1}, {0}});
+    const problem p({1, 1, 1}, where.lengths);
+    comm::threads::launch(4, [&](comm::threads& world) {
+        recording_kernel k;
+        ring_attention<comm::threads, recording_kernel> e(world.duplicate("attention"), p.heads, {}, k);
+        e.plan(where);
+        rank_data<double> mine(p, where, world.rank());
+        mine.forward(e);
+        // Steps of three blocks, then of as many as the other's chunks are stretches: chunks 3 and 4 of 8 touch.
+        const std::vector<std::size_t> expected{8, 8, 8, 6, 6, 6, 10, /**/ 8, 6, 10, /**/ 8, 8, 10, /**/ 8, 8};
+        expect(world.rank() != 0 || *k.queries == expected, "another order");
+    });
+}
+
 TEST_CASE("memory is two blocks of keys and values, and three of their gradients") {
     // zhuzilin/ring-flash-attention README and #81: more buffers than the algorithm needs.
     const attention_heads heads{2, 2, 8};
