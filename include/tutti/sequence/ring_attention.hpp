@@ -129,6 +129,9 @@ public:
         return calls;
     }
 
+    /// As it was planned last.
+    [[nodiscard]] const Exchange& exchange() const noexcept { return *exchange_; }
+
     void plan(const placement& p) {
         this->adopt(p, "ring");
         first_.clear();

@@ -24,6 +24,7 @@
 // attention over it
 #include <tutti/sequence/attention_options.hpp>
 #include <tutti/sequence/block_attention.hpp>
+#include <tutti/sequence/engine.hpp>
 #include <tutti/sequence/flow.hpp>
 #include <tutti/sequence/gather_attention.hpp>
 #include <tutti/sequence/host_attention.hpp>
@@ -38,6 +39,7 @@
 #include <tutti/sequence/route.hpp>
 #include <tutti/sequence/route_plan.hpp>
 #include <tutti/sequence/route_time.hpp>
+#include <tutti/sequence/routed.hpp>
 #include <tutti/sequence/token_moves.hpp>
 
 // lengths to try it on

@@ -70,6 +70,8 @@ public:
     /// Rows of this rank: tokens of its pieces.
     [[nodiscard]] std::size_t tokens() const noexcept { return tokens_; }
     [[nodiscard]] attention_heads heads() const noexcept { return heads_; }
+    /// For what else all ranks send, between calls and in the same queue's order.
+    [[nodiscard]] C& communicator() noexcept { return comm_; }
 
 protected:
     /// Agrees, then checks: what is wrong with the plan all ranks find alike. `kind`: of engine.
