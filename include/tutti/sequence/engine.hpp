@@ -42,9 +42,7 @@ struct in_place {
 
 /// The kernel of an engine that names none: what a header of kernels specializes for its queue.
 template <queue Q> struct default_attention;
-template <> struct default_attention<host_queue> {
-    using type = host_attention<float>;
-};
+template <> struct default_attention<host_queue> { using type = host_attention<float>; };
 
 /// The same on all ranks but for attention.timeout and attention.trace.
 template <partitioner Partition> struct engine_options {
@@ -85,7 +83,7 @@ struct engine_traffic {
 ///              not fit or the memory of another batch: those abort the communicator, since other ranks would wait.
 template <comm::can_exchange C, partitioner Partition, class Route = direct_exchange, class Layout = remapped,
           block_attention Block = typename default_attention<queue_of<C>>::type>
-requires round_exchange<Route, C> &&(std::same_as<Layout, remapped> || std::same_as<Layout, in_place>) class engine {
+requires round_exchange<Route, C> &&(std::same_as<Layout, remapped> || std::same_as<Layout, in_place>)class engine {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using T = typename Block::element_type;
@@ -220,9 +218,7 @@ private:
             return Route();
         }
     }
-    [[nodiscard]] std::size_t qkv_width() const noexcept {
-        return (heads().query + 2 * heads().kv) * heads().width;
-    }
+    [[nodiscard]] std::size_t qkv_width() const noexcept { return (heads().query + 2 * heads().kv) * heads().width; }
     [[nodiscard]] std::size_t out_width() const noexcept { return heads().query * heads().width; }
     /// Not where every rank already has what it should: that is so on all ranks, or on none.
     [[nodiscard]] bool moves() const noexcept { return moves_ && !moves_->moves().empty(); }
