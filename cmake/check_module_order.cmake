@@ -1,10 +1,10 @@
 # cmake -DINCLUDE_DIR=<include> -P check_module_order.cmake
 # Fails, naming each offense, when a header under <include>/tutti includes a module above its own, when a module is not
 # known here, when anything outside comm/mpi.hpp and its own parts includes MPI, outside checkpoint zlib, outside its
-# safetensors a JSON parser, when a .hpp outside core/cuda_*.hpp and comm/nccl.hpp with its parts includes CUDA, or when
-# the umbrella leaves out a public header that needs none of these. Modules that would make every user's compilation
-# longer have an umbrella <module>/<module>.hpp of their own; what would bring them in (strategy/compressed_*,
-# selected_*) is in none, nor are ZeRO, the local updates and safetensors.
+# safetensors a JSON parser, outside sequence/blas_products.hpp CBLAS, when a .hpp outside core/cuda_*.hpp and
+# comm/nccl.hpp with its parts includes CUDA, or when the umbrella leaves out a public header that needs none of these.
+# Modules that would make every user's compilation longer have an umbrella <module>/<module>.hpp of their own; what would
+# bring them in (strategy/compressed_*, selected_*) is in none, nor are ZeRO, the local updates and safetensors.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -20,7 +20,7 @@ set(may_include_sequence schedule ${may_include_schedule})
 set(may_include_checkpoint schedule ${may_include_schedule})
 set(may_include_plan core comm/cost)
 set(may_include_simulate plan schedule ${may_include_schedule} comm/cost)
-set(own_umbrella compress checkpoint)
+set(own_umbrella compress checkpoint sequence)
 
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 set(offenses "")
@@ -45,7 +45,7 @@ foreach(header IN LISTS headers)
       continue()
     endif()
   endif()
-  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero|node_shards|secondary_shards|shard_exchange)|^checkpoint/safetensors\\.hpp$")
+  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero|node_shards|secondary_shards|shard_exchange)|^sequence/blas_products\\.hpp$|^checkpoint/safetensors\\.hpp$")
     set(umbrella tutti)
     set(text "${umbrella_}")
     if(module IN_LIST own_umbrella)
@@ -82,6 +82,9 @@ foreach(header IN LISTS headers)
       if(path MATCHES "^comm/(detail/)?mpi(_.*)?$" AND NOT header MATCHES "^comm/(detail/)?mpi[_.]")
         string(APPEND offenses "${header}: includes ${file}, and so MPI\n")
       endif()
+      if(path STREQUAL "sequence/blas_products")
+        string(APPEND offenses "${header}: includes ${file}, and so CBLAS\n")
+      endif()
       if(below STREQUAL "checkpoint" AND module STREQUAL "")
         string(APPEND offenses "${header}: includes ${file}, and so zlib\n")
       endif()
@@ -96,6 +99,8 @@ foreach(header IN LISTS headers)
       string(APPEND offenses "${header}: includes the umbrella\n")
     elseif(file MATCHES "^(openmpi/|mpich/)?mpi(-ext)?\\.h$" AND NOT header MATCHES "^comm/(detail/)?mpi[_.]")
       string(APPEND offenses "${header}: includes ${file}; only comm/mpi.hpp may\n")
+    elseif(file MATCHES "^cblas" AND NOT header STREQUAL "sequence/blas_products.hpp")
+      string(APPEND offenses "${header}: includes ${file}; only sequence/blas_products.hpp may\n")
     elseif(file MATCHES "^(zlib|zconf)" AND NOT module STREQUAL "checkpoint")
       string(APPEND offenses "${header}: includes ${file}; only checkpoint may\n")
     elseif(file MATCHES "^nlohmann/" AND NOT header STREQUAL "checkpoint/detail/safetensors_header.hpp")

@@ -219,11 +219,14 @@ TEST_CASE("a rank's own messages: all_to_all_v and exchange") {
                                         {true, 2, nullptr, 1 << 12},
                                         {true, 3, nullptr, 1 << 12}};
     e.messages = messages;
-    CHECK(time_of(e, 0, t) == call_time{0x1p-10, 0x1p11 / 0x1p30, 0x1p13 / 0x1p20});
+    CHECK(time_of(e, 0, t) == call_time{0x1p-10, 0x1p11 / 0x1p30, 0x1p13 / 0x1p20, true});
+    CHECK(time_of(e, 0, t).seconds() == 0x1p-10 + 0x1p13 / 0x1p20);  // the messages inside pass meanwhile
+    CHECK(call_time{0x1p-10, 0x1p-9, 0x1p-8}.seconds() == 0x1p-10 + 0x1p-9 + 0x1p-8);
+    CHECK(call_time{0, 0x1p-8, 0x1p-9, true}.seconds() == 0x1p-8);
     e.messages = std::span(messages).first(3);
-    CHECK(time_of(e, 0, t) == call_time{0x1p-20, 0x1p11 / 0x1p30, 0});
+    CHECK(time_of(e, 0, t) == call_time{0x1p-20, 0x1p11 / 0x1p30, 0, true});
     e.messages = std::span(messages).first(1);
-    CHECK(time_of(e, 0, t) == call_time{});
+    CHECK(time_of(e, 0, t) == call_time{0, 0, 0, true});
 
     const call ar = make(all_reduce, 1 << 10, 1 << 10);
     CHECK(time_of(ar, 0, t) == time_of(all_reduce, 0x1p12, t));

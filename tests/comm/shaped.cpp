@@ -180,6 +180,25 @@ TEST_CASE("two levels: splits see their own part, and the two links of a rank do
     CHECK(all_reduce_at(*across, 1h) == 8ms + 200us);
 }
 
+TEST_CASE("the messages of an exchange use both links at once; each link keeps its own queue") {
+    // 2 nodes of 4 ranks, a NIC each: inside 10 MB/s, between 1 MB/s.
+    virtual_clock clock;
+    auto c = make(8, shaped_network(topology::uniform(2, 4, {10e-6, 10e6}, megabyte, 4)), clock);
+    const std::vector<std::byte> near_by(20000);
+    const std::vector<std::byte> remote(1000);
+    const auto exchange_at = [&](duration start, std::vector<comm::transfer<host_memory>> messages) {
+        clock.set(start);
+        c.exchange(messages);
+        return clock.elapsed() - start;
+    };
+    const auto inside = comm::send_to(1, view(near_by));  // 2 ms
+    const auto between = comm::send_to(4, view(remote));  // 1 ms
+    CHECK(exchange_at(0ms, {inside, between}) == 2ms + 100us);
+    CHECK(exchange_at(1h, {between}) == 1ms + 100us);
+    CHECK(exchange_at(1h, {between, inside}) == 2ms + 100us);  // behind the first between nodes, meanwhile inside
+    CHECK(exchange_at(1h, {inside}) == 4ms + 10us);            // behind the second
+}
+
 TEST_CASE("the deadline ends a call that the network cannot finish in time") {
     virtual_clock clock;
     auto c = make(2, shaped_network({0, 1e3}), clock, 10s);

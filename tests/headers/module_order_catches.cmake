@@ -52,9 +52,13 @@ catches(core/forgotten.hpp "#include <vector>" "core/forgotten.hpp: is missing i
 catches(compress/forgotten.hpp "#include <vector>" "compress/forgotten.hpp: is missing in compress/compress.hpp")
 catches(tutti.hpp "#include <tutti/checkpoint/load.hpp>" "and so zlib")
 catches(core/queue.hpp "#include <zlib.h>" "only checkpoint may")
+catches(sequence/host_attention.hpp "#include <cblas.h>" "only sequence/blas_products.hpp may")
+catches(sequence/host_attention.hpp "#include <tutti/sequence/blas_products.hpp>" "and so CBLAS")
 catches(checkpoint/load.hpp "#include <nlohmann/json.hpp>" "only checkpoint/detail/safetensors_header.hpp may")
 catches(checkpoint/load.hpp "#include <tutti/checkpoint/safetensors.hpp>" "and so a JSON parser")
 catches(checkpoint/forgotten.hpp "#include <vector>"
   "checkpoint/forgotten.hpp: is missing in checkpoint/checkpoint.hpp")
 catches(checkpoint/detail/save.hpp "#include <tutti/optimize/sgd.hpp>" "optimize is not below checkpoint")
+catches(sequence/forgotten.hpp "#include <vector>" "sequence/forgotten.hpp: is missing in sequence/sequence.hpp")
+catches(sequence/placement.hpp "#include <tutti/optimize/sgd.hpp>" "optimize is not below sequence")
 catches(magic/wand.hpp "#include <vector>" "module 'magic' has no place in the order")

@@ -84,10 +84,13 @@ namespace tutti::comm {
 
 /// How long a call takes: what passes before the first byte arrives, and how long the links are busy.
 struct call_time {
-    double latency = 0;  ///< seconds
-    double inside = 0;   ///< seconds this rank's link inside its node is busy
-    double between = 0;  ///< seconds this rank's link between nodes is busy
-    [[nodiscard]] constexpr double seconds() const noexcept { return latency + inside + between; }
+    double latency = 0;         ///< seconds
+    double inside = 0;          ///< seconds this rank's link inside its node is busy
+    double between = 0;         ///< seconds this rank's link between nodes is busy
+    bool side_by_side = false;  ///< both links are busy at the same time, not one behind the other
+    [[nodiscard]] constexpr double seconds() const noexcept {
+        return latency + (side_by_side ? std::max(inside, between) : inside + between);
+    }
     friend constexpr bool operator==(const call_time&, const call_time&) = default;
 };
 
@@ -100,7 +103,7 @@ struct call_time {
 ///   gather, scatter                  L a +   (n-1)/n S b   binomial tree
 ///   broadcast, reduce                L a +           S b   pipelined tree
 ///   all_to_all                   (n-1) a +   (n-1)/n S b   direct, one peer after the other
-///   exchange                           a +           S b   all messages at once
+///   exchange                           a +           S b   all messages at once; on two levels, on both links
 ///   barrier                          L a                   dissemination
 /// The uneven forms cost what the even form of the same total costs. One rank costs nothing.
 ///
@@ -196,7 +199,7 @@ namespace detail {
         // All messages leave at once: the latest latency covers the others.
         const double latency = std::max(local.peers > 0 ? t.inside().latency_seconds : 0,
                                         remote.peers > 0 ? t.between().latency_seconds : 0);
-        return {latency, local.seconds(t.inside()), remote.seconds(t.between())};
+        return {latency, local.seconds(t.inside()), remote.seconds(t.between()), true};
     }
     for (int peer = 0; peer < t.ranks(); ++peer) {
         const auto p = static_cast<std::size_t>(peer);

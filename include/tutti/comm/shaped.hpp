@@ -91,9 +91,9 @@ private:
 /// Semantics  a call returns no sooner than its modelled time (time_of of comm/cost) after it started, while the real
 ///            call runs meanwhile. Each rank has one link inside its node and one between nodes, which all its
 ///            duplicates and splits share: calls that overlap in time queue for a link in the order in which they
-///            start; latencies pass side by side. Control traffic (duplicate, split, agree, gather_control) is not
-///            delayed. A rank's time starts when the rank itself calls: ranks that wait for a late one may leave before
-///            it does.
+///            start; latencies pass side by side, and so do an exchange's messages inside and between nodes. Control
+///            traffic (duplicate, split, agree, gather_control) is not delayed. A rank's time starts when the rank
+///            itself calls: ranks that wait for a late one may leave before it does.
 /// Cost       the modelled time, asleep, and what the system needs to wake a thread (some 50 us); watches for aborts
 ///            every 2 ms.
 /// Errors     timeout_error after `timeout` when the network needs longer; the family is then aborted, as by any
@@ -156,14 +156,13 @@ private:
     }
     [[nodiscard]] deadline reserve(deadline start, const call_time& t) {
         const std::lock_guard lock(links_->mutex);
-        deadline at = start;
-        const auto pass = [&](deadline& idle_from, double busy) {
-            if (busy <= 0) { return; }
-            at = idle_from = std::max(at, idle_from) + ticks(busy);
+        const auto pass = [](deadline from, deadline& idle_from, double busy) {
+            if (busy <= 0) { return from; }
+            return idle_from = std::max(from, idle_from) + ticks(busy);
         };
-        pass(links_->inside_free, t.inside);
-        pass(links_->between_free, t.between);
-        return at + ticks(t.latency);
+        const deadline inside = pass(start, links_->inside_free, t.inside);
+        const deadline between = pass(t.side_by_side ? start : inside, links_->between_free, t.between);
+        return std::max(inside, between) + ticks(t.latency);
     }
 };
 

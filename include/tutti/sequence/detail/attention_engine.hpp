@@ -1,0 +1,274 @@
+// attention_engine: what every way to share the attention of a placement has in common: the plan that ranks agree on,
+// checks of what is passed in, a lane, and the pairs of stretches that attend to each other.
+// Needs sequence/block_attention, sequence/token_operations, sequence/detail/ring_share and schedule/lane.
+#pragma once
+
+#include <algorithm>    // max
+#include <bit>          // bit_cast of the scale
+#include <cmath>        // sqrt
+#include <concepts>     // same_as
+#include <cstddef>      // size_t
+#include <cstdint>      // hashes
+#include <span>         // messages
+#include <string>       // texts
+#include <string_view>  // names
+#include <utility>      // move
+#include <vector>       // shares, messages
+
+#include <tutti/comm/communicator.hpp>           // can_exchange
+#include <tutti/core/buffer.hpp>                 // scratch
+#include <tutti/core/error.hpp>                  // usage_error
+#include <tutti/core/state.hpp>                  // hash_bytes
+#include <tutti/core/text.hpp>                   // formatted
+#include <tutti/schedule/lane.hpp>               // lane
+#include <tutti/sequence/attention_options.hpp>  // options
+#include <tutti/sequence/block_attention.hpp>    // forward_block, backward_block
+#include <tutti/sequence/detail/ring_share.hpp>  // ring_share
+#include <tutti/sequence/token_operations.hpp>   // merge
+
+namespace tutti::sequence {
+
+namespace detail {
+
+template <comm::can_exchange C, block_attention Block>
+requires std::same_as<typename Block::queue_type, queue_of<C>>
+class attention_engine {
+protected:
+    using Q = queue_of<C>;
+    using M = memory_of<C>;
+    using T = typename Block::element_type;
+    using P = accumulator_t<T>;
+    using transfers = std::vector<comm::transfer<M>>;
+    static constexpr bool rounds_results = !std::same_as<T, P>;
+    template <class U> using tensor = token_view<U, M>;
+
+    attention_engine(C comm, attention_heads heads, attention_options options, Block block)
+        : queue_(comm.queue())
+        , heads_(heads)
+        , rule_(options.rule)
+        , scale_(options.scale ? *options.scale
+                               : 1 / std::sqrt(static_cast<double>(std::max<std::size_t>(heads.width, 1))))
+        , block_(std::move(block))
+        , partial_(queue_, 0)
+        , deltas_(queue_, 0)
+        , out_sums_(queue_, 0)
+        , query_sums_(queue_, 0)
+        , key_sums_(queue_, 0)
+        , value_sums_(queue_, 0)
+        , comm_(std::move(comm))
+        , lane_(comm_.duplicate("attention"), {options.timeout, options.trace, -1, "main"}) {}
+
+public:
+    attention_engine(attention_engine&&) = default;
+    attention_engine& operator=(attention_engine&&) = delete;  // its communicator must not end before its lane
+
+    using element_type = T;
+    using partial_type = P;
+    using queue_type = Q;
+    using memory_type = M;
+
+    /// Rows of this rank: tokens of its pieces.
+    [[nodiscard]] std::size_t tokens() const noexcept { return tokens_; }
+    [[nodiscard]] attention_heads heads() const noexcept { return heads_; }
+    /// For what else all ranks send, between calls and in the same queue's order.
+    [[nodiscard]] C& communicator() noexcept { return comm_; }
+
+protected:
+    /// Agrees, then checks: what is wrong with the plan all ranks find alike. `kind`: of engine.
+    void adopt(const placement& p, std::string_view kind) {
+        std::uint64_t h = hash_bytes(tutti::as_bytes(view<const char>(kind.data(), kind.size())));
+        for (const std::uint64_t word :
+             {std::uint64_t{heads_.query}, std::uint64_t{heads_.kv}, std::uint64_t{heads_.width},
+              static_cast<std::uint64_t>(rule_), std::bit_cast<std::uint64_t>(scale_),
+              static_cast<std::uint64_t>(dtype_of<T>)}) {
+            h = tutti::detail::hash_word(h, word);
+        }
+        comm_.agree(hash_of(p, h), "the plan of attention");
+        if (heads_.query == 0 || heads_.kv == 0 || heads_.width == 0 || heads_.query % heads_.kv != 0) {
+            throw usage_error(formatted("attention: {} query heads, {} key and value heads of width {}", heads_.query,
+                                        heads_.kv, heads_.width));
+        }
+        expect_valid(p, comm_.size());
+        shares_ = shares_of(p, comm_.rank());
+        rounds_ = 1;
+        for (const ring& r : p.rings) { rounds_ = std::max(rounds_, r.ranks.size()); }
+        tokens_ = 0;
+        std::size_t longest = 0;
+        for (const ring_share& s : shares_) {
+            tokens_ += s.mine.tokens();
+            for (const stretch& part : s.mine.stretches()) { longest = std::max(longest, part.size()); }
+        }
+        reserve(partial_, longest * heads_.query * (heads_.width + 1));
+        planned_ = true;
+    }
+
+    void expect_forward(const tensor<const T>& query, const tensor<const T>& key, const tensor<const T>& value,
+                        const tensor<const T>& out, const tensor<const P>& log_sum_exp) {
+        expect_rows("query", query, heads_.query, heads_.width);
+        expect_rows("key", key, heads_.kv, heads_.width);
+        expect_rows("value", value, heads_.kv, heads_.width);
+        expect_rows("out", out, heads_.query, heads_.width);
+        expect_rows("log_sum_exp", log_sum_exp, heads_.query, 1);
+    }
+    void expect_gradients(const tensor<const T>& d_out, const tensor<const T>& d_query, const tensor<const T>& d_key,
+                          const tensor<const T>& d_value) {
+        expect_rows("d_out", d_out, heads_.query, heads_.width);
+        expect_rows("d_query", d_query, heads_.query, heads_.width);
+        expect_rows("d_key", d_key, heads_.kv, heads_.width);
+        expect_rows("d_value", d_value, heads_.kv, heads_.width);
+    }
+
+    /// Where results of T are summed: in themselves, or beside them when they are rounded at the end. Zeros.
+    [[nodiscard]] tensor<P> zeros_for(const tensor<T>& result, buffer<P, Q>& beside) {
+        tensor<P> sums;
+        if constexpr (!rounds_results) {
+            sums = result;
+        } else {
+            reserve(beside, result.size());
+            sums = tensor<P>(beside.view(), result.tokens, result.heads, result.width);
+        }
+        fill_tokens(queue_, sums, P{0});
+        return sums;
+    }
+    /// The same for a tensor of this rank's rows, whose padding becomes 0.
+    [[nodiscard]] tensor<P> sums_for(const tensor<T>& result, buffer<P, Q>& beside) {
+        fill_tokens(queue_, result.rows(tokens_, result.tokens - tokens_), T{});
+        return zeros_for(result.rows(0, tokens_), beside);
+    }
+    void finish(const tensor<P>& sums, const tensor<T>& result) {
+        if constexpr (rounds_results) { copy_tokens(queue_, sums, result.rows(0, sums.tokens)); }
+    }
+
+    struct backward_rows {
+        tensor<const T> query, d_out;
+        tensor<const P> log_sum_exp, delta;
+        tensor<P> d_query;
+        [[nodiscard]] backward_rows rows(std::size_t first, std::size_t count) const {
+            return {query.rows(first, count), d_out.rows(first, count), log_sum_exp.rows(first, count),
+                    delta.rows(first, count), d_query.rows(first, count)};
+        }
+    };
+    /// d_out * out of this rank's rows.
+    [[nodiscard]] tensor<P> deltas_of(const tensor<const T>& d_out, const tensor<const T>& out) {
+        const std::size_t numbers = tokens_ * heads_.query;
+        reserve(deltas_, numbers);
+        const tensor<P> delta = numbers_by_head(deltas_.view().sub(0, numbers), tokens_, heads_.query);
+        run(queue_, dot_tokens_operation<T, M>{d_out.rows(0, tokens_), out.rows(0, tokens_), delta});
+        return delta;
+    }
+
+    // Keys and values, or their gradients.
+    template <class U> struct block_rows {
+        tensor<U> key, value;
+        template <class V> operator block_rows<V>() const { return {key, value}; }
+    };
+    /// Numbers of a token of a block.
+    [[nodiscard]] std::size_t block_width() const noexcept { return 2 * heads_.kv * heads_.width; }
+    /// The keys, then the values, of `count` tokens, from token `first` on of a memory of blocks.
+    template <class U>
+    [[nodiscard]] view<U, M> block_memory(view<U, M> memory, std::size_t first, std::size_t count) const {
+        return memory.sub(first * block_width(), count * block_width());
+    }
+    template <class U>
+    [[nodiscard]] block_rows<U> block_at(view<U, M> memory, std::size_t first, std::size_t count) const {
+        const view<U, M> all = block_memory(memory, first, count);
+        const std::size_t half = all.size() / 2;
+        return {tensor<U>(all.sub(0, half), count, heads_.kv, heads_.width),
+                tensor<U>(all.sub(half, half), count, heads_.kv, heads_.width)};
+    }
+    void pack(const ring_share& s, const tensor<const T>& key, const tensor<const T>& value,
+              const block_rows<T>& into) {
+        copy_tokens(queue_, s.rows_of(key), into.key);
+        copy_tokens(queue_, s.rows_of(value), into.value);
+    }
+
+    /// This rank's rows of a sequence attend to those of another member, and what comes of it is merged. Stretches of
+    /// which no query sees a key are left out. The order is fixed: so are the bits.
+    void attend(const ring_share& s, const tensor<const T>& query, const member_tokens& to,
+                const block_rows<const T>& block, const tensor<P>& out, const tensor<P>& log_sum_exp) {
+        for_each_pair(s.mine, to, [&](const stretch& a, const stretch& b, visibility seen) {
+            const std::size_t numbers = a.size() * heads_.query;
+            const std::size_t row = s.first_row + a.row;
+            const tensor<P> part(partial_.view(), a.size(), heads_.query, heads_.width);
+            const tensor<P> sums =
+                numbers_by_head(partial_.view().sub(numbers * heads_.width, numbers), a.size(), heads_.query);
+            block_.forward(queue_, forward_block<T, M>{query.rows(row, a.size()), block.key.rows(b.row, b.size()),
+                                                       block.value.rows(b.row, b.size()), seen, scale_, part, sums});
+            run(queue_, merge_operation<P, M>{part, sums, out.rows(row, a.size()), log_sum_exp.rows(row, a.size())});
+        });
+    }
+    /// Adds to the gradients what this rank's rows of a sequence have to do with those of another member.
+    void differentiate(const ring_share& s, const backward_rows& from, const member_tokens& to,
+                       const block_rows<const T>& block, const block_rows<P>& gradients) {
+        for_each_pair(s.mine, to, [&](const stretch& a, const stretch& b, visibility seen) {
+            const backward_rows part = from.rows(s.first_row + a.row, a.size());
+            block_.backward(queue_, backward_block<T, M>{
+                                        part.query, block.key.rows(b.row, b.size()), block.value.rows(b.row, b.size()),
+                                        seen, scale_, part.d_out, part.log_sum_exp, part.delta, part.d_query,
+                                        gradients.key.rows(b.row, b.size()), gradients.value.rows(b.row, b.size())});
+        });
+    }
+
+    /// Messages as one grouped call on the lane, behind what the queue has got.
+    [[nodiscard]] schedule::ticket<Q> carry(std::string_view name, transfers messages) {
+        return lane_.submit(
+            name,
+            [messages = std::move(messages)](C& comm) { comm.exchange(std::span<const comm::transfer<M>>(messages)); },
+            queue_);
+    }
+
+    /// Grows only.
+    template <class U> void reserve(buffer<U, Q>& memory, std::size_t count) {
+        if (memory.size() < count) {
+            memory = buffer<U, Q>(queue_, 0);  // the old one goes first: peaks are counted
+            memory = buffer<U, Q>(queue_, count);
+        }
+    }
+
+    Q queue_;
+    attention_heads heads_;
+    mask rule_;
+    double scale_;
+    Block block_;
+    bool planned_ = false;
+    std::vector<ring_share> shares_;
+    std::size_t rounds_ = 1;  // members of the largest ring of all ranks
+    std::size_t tokens_ = 0;
+    buffer<P, Q> partial_, deltas_, out_sums_, query_sums_, key_sums_, value_sums_;
+    C comm_;
+
+private:
+    // A tensor of this rank. The other ranks are about to wait for this one, so a wrong one ends them too.
+    template <class U>
+    void expect_rows(std::string_view name, const tensor<U>& v, std::size_t heads, std::size_t width) {
+        std::string why;
+        if (!planned_) {
+            why = "attention: no plan";
+        } else if (v.tokens < tokens_ || v.heads != heads || v.width != width) {
+            why = formatted("attention: {} is {} x {} x {}, expected {} x {} x {}", name, v.tokens, v.heads, v.width,
+                            tokens_, heads, width);
+        } else {
+            return;
+        }
+        comm_.abort(why);
+        throw usage_error(why);
+    }
+
+    template <class F> void for_each_pair(const member_tokens& from, const member_tokens& to, F f) {
+        for (const stretch& a : from.stretches()) {
+            for (const stretch& b : to.stretches()) {
+                if (rule_ == mask::full || b.end - 1 <= a.begin) {
+                    f(a, b, visibility{mask::full, a.begin, b.begin});
+                } else if (b.begin < a.end) {
+                    f(a, b, visibility{mask::causal, a.begin, b.begin});
+                }
+            }
+        }
+    }
+
+protected:
+    schedule::lane<C> lane_;  // nothing is in flight outside of forward and backward, which wait for their tickets
+};
+
+}  // namespace detail
+}  // namespace tutti::sequence

@@ -1,0 +1,180 @@
+// gather_attention: attention of sequences that are spread over ranks: every rank gets all keys and values at once.
+// Needs what ring_attention does. Source: Llama team 2024, arXiv:2407.21783, section 3.3.2.
+#pragma once
+
+#include <cstddef>  // size_t
+#include <limits>   // infinity
+#include <utility>  // move
+#include <vector>   // places in buffers
+
+#include <tutti/comm/communicator.hpp>                 // can_exchange
+#include <tutti/core/buffer.hpp>                       // storage
+#include <tutti/schedule/ticket.hpp>                   // messages in flight
+#include <tutti/sequence/attention_options.hpp>        // options
+#include <tutti/sequence/block_attention.hpp>          // kernels
+#include <tutti/sequence/detail/attention_engine.hpp>  // attention_engine
+#include <tutti/sequence/placement.hpp>                // placement
+#include <tutti/sequence/token_operations.hpp>         // fill, add
+
+namespace tutti::sequence {
+
+/// Attention over the rings of a placement, of which it takes the members alone: keys and values are gathered in one
+/// grouped call, gradients of them return in another.
+///
+/// Semantics    as ring_attention. A rank attends to its own keys, and computes the sequences that it has alone, while
+///              the others arrive. Fewer and larger messages than a ring's, for memory that grows with whole sequences.
+/// Shapes, Aliasing, Errors  as ring_attention.
+/// Determinism  attends, merges and sums in the order of the ring's steps: the same bits as ring_attention.
+/// Cost         a rank of G on one sequence of s tokens, of which n are its own, sends (G - 1) n blocks of kappa bytes
+///              forward, as many and s - n gradients in P backward. Memory: keys and values of all tokens of its
+///              sequences, backward also their gradients and G - 1 times those of its own, in P.
+template <comm::can_exchange C, block_attention Block>
+class gather_attention : public detail::attention_engine<C, Block> {
+    using base = detail::attention_engine<C, Block>;
+    using typename base::M;
+    using typename base::P;
+    using typename base::Q;
+    using typename base::T;
+    using typename base::transfers;
+    template <class U> using tensor = token_view<U, M>;
+
+    std::vector<std::vector<std::size_t>> first_;  // share -> member -> token of its block in the buffers
+    std::vector<std::size_t> first_returned_;      // share -> token of the gradients that return to it
+    std::size_t gathered_ = 0;
+    std::size_t returned_ = 0;
+    buffer<T, Q> blocks_;
+    buffer<P, Q> gradients_, returns_;
+
+public:
+    explicit gather_attention(C comm, attention_heads heads, attention_options options = {}, Block block = {})
+        : base(std::move(comm), heads, options, std::move(block))
+        , blocks_(this->queue_, 0)
+        , gradients_(this->queue_, 0)
+        , returns_(this->queue_, 0) {}
+
+    void plan(const placement& p) {
+        this->adopt(p, "gather");
+        first_.clear();
+        first_returned_.clear();
+        gathered_ = 0;
+        returned_ = 0;
+        for (const auto& s : this->shares_) {
+            first_.emplace_back();
+            for (std::size_t j = 0; j < s.members(); ++j) {
+                first_.back().push_back(gathered_);
+                gathered_ += s.of(j).tokens();
+            }
+            first_returned_.push_back(returned_);
+            returned_ += (s.members() - 1) * s.mine.tokens();
+        }
+    }
+
+    void forward(tensor<const T> query, tensor<const T> key, tensor<const T> value, tensor<T> out,
+                 tensor<P> log_sum_exp) {
+        this->expect_forward(query, key, value, out, log_sum_exp);
+        const tensor<P> sums = this->sums_for(out, this->out_sums_);
+        fill_tokens(this->queue_, log_sum_exp, -std::numeric_limits<P>::infinity());
+        const schedule::ticket<Q> gathered = gather(key, value);
+        for_each_step(gathered, [&](std::size_t i, std::size_t j) {
+            const auto& s = this->shares_[i];
+            this->attend(s, query, s.of(j), block_of(blocks_.view(), i, j), sums, log_sum_exp);
+        });
+        this->finish(sums, out);
+    }
+
+    void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
+                  tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
+                  tensor<T> d_value) {
+        this->expect_forward(query, key, value, out, log_sum_exp);
+        this->expect_gradients(d_out, d_query, d_key, d_value);
+        const tensor<P> delta = this->deltas_of(d_out, out);
+        const typename base::backward_rows from{query, d_out, log_sum_exp, delta,
+                                                this->sums_for(d_query, this->query_sums_)};
+        this->reserve(gradients_, gathered_ * this->block_width());
+        this->reserve(returns_, returned_ * this->block_width());
+        fill_tokens(this->queue_, tensor<P>(gradients_.view(), gathered_, 1, this->block_width()), P{0});
+        {
+            const schedule::ticket<Q> gathered = gather(key, value);
+            for_each_step(gathered, [&](std::size_t i, std::size_t j) {
+                const auto& s = this->shares_[i];
+                this->differentiate(s, from, s.of(j), block_of(blocks_.view(), i, j),
+                                    block_of(gradients_.view(), i, j));
+            });
+        }
+        transfers messages;
+        for_each_other([&](std::size_t i, std::size_t steps, std::size_t there) {
+            const auto& s = this->shares_[i];
+            send(messages, s.ranks[there], flat(gradients_.view(), i, there));
+            receive(messages, s.ranks[there], returned(i, steps));
+        });
+        this->carry("gradients", std::move(messages)).wait(this->queue_);
+        const tensor<P> key_sums = this->sums_for(d_key, this->key_sums_);
+        const tensor<P> value_sums = this->sums_for(d_value, this->value_sums_);
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            const auto& s = this->shares_[i];
+            const auto own = block_of(gradients_.view(), i, s.place);
+            // The member t places behind this rank had its keys in step t.
+            for (std::size_t t = 1; t < s.members(); ++t) {
+                const auto g = this->block_at(returned(i, t), 0, s.mine.tokens());
+                add_tokens(this->queue_, g.key, own.key);
+                add_tokens(this->queue_, g.value, own.value);
+            }
+            copy_tokens(this->queue_, own.key, s.rows_of(key_sums));
+            copy_tokens(this->queue_, own.value, s.rows_of(value_sums));
+        }
+        this->finish(from.d_query, d_query);
+        this->finish(key_sums, d_key);
+        this->finish(value_sums, d_value);
+    }
+
+private:
+    template <class U> [[nodiscard]] view<U, M> flat(view<U, M> memory, std::size_t i, std::size_t j) const {
+        return this->block_memory(memory, first_[i][j], this->shares_[i].of(j).tokens());
+    }
+    template <class U> [[nodiscard]] auto block_of(view<U, M> memory, std::size_t i, std::size_t j) const {
+        return this->block_at(memory, first_[i][j], this->shares_[i].of(j).tokens());
+    }
+    // Gradients of this rank's keys and values by the member `steps` places behind it.
+    [[nodiscard]] view<P, M> returned(std::size_t i, std::size_t steps) const {
+        const std::size_t tokens = this->shares_[i].mine.tokens();
+        return this->block_memory(returns_.view(), first_returned_[i] + (steps - 1) * tokens, tokens);
+    }
+    // f(share, steps, member that many places behind this rank)
+    template <class F> void for_each_other(F f) const {
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            const auto& s = this->shares_[i];
+            for (std::size_t t = 1; t < s.members(); ++t) { f(i, t, (s.place + t) % s.members()); }
+        }
+    }
+    template <class U> static void send(transfers& messages, int rank, view<U, M> data) {
+        if (!data.empty()) { messages.push_back(comm::send_to(rank, data)); }
+    }
+    template <class U> static void receive(transfers& messages, int rank, view<U, M> data) {
+        if (!data.empty()) { messages.push_back(comm::receive_from(rank, data)); }
+    }
+
+    [[nodiscard]] schedule::ticket<Q> gather(const tensor<const T>& key, const tensor<const T>& value) {
+        this->reserve(blocks_, gathered_ * this->block_width());
+        transfers messages;
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            const auto& s = this->shares_[i];
+            this->pack(s, key, value, block_of(blocks_.view(), i, s.place));
+        }
+        for_each_other([&](std::size_t i, std::size_t, std::size_t there) {
+            const auto& s = this->shares_[i];
+            send(messages, s.ranks[there], flat(blocks_.view(), i, s.place));
+            receive(messages, s.ranks[there], flat(blocks_.view(), i, there));
+        });
+        return this->carry("keys and values", std::move(messages));
+    }
+    // f(share, member whose keys a step is about): own ones first, those of others once they are there.
+    template <class F> void for_each_step(const schedule::ticket<Q>& gathered, F f) {
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) { f(i, this->shares_[i].place); }
+        gathered.wait(this->queue_);
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            for (std::size_t t = 1; t < this->shares_[i].members(); ++t) { f(i, this->shares_[i].before(t)); }
+        }
+    }
+};
+
+}  // namespace tutti::sequence

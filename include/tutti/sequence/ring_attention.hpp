@@ -1,0 +1,323 @@
+// ring_attention: attention of sequences that are spread over rings of ranks: keys and values travel, queries stay.
+// Needs sequence/placement and sequence/block_attention, comm point-to-point, schedule/lane.
+// Source: Liu, Zaharia, Abbeel 2023, arXiv:2310.01889; chunks paired for causal balance as in Zeppelin, arXiv:2509.21841.
+#pragma once
+
+#include <algorithm>    // max
+#include <array>        // two of each buffer
+#include <concepts>     // copyable, same_as
+#include <cstddef>      // size_t
+#include <limits>       // infinity
+#include <memory>       // an exchange that the lane shares
+#include <span>         // messages
+#include <string_view>  // names
+#include <utility>      // move
+#include <vector>       // places in buffers
+
+#include <tutti/comm/communicator.hpp>                 // can_exchange
+#include <tutti/core/buffer.hpp>                       // storage
+#include <tutti/schedule/ticket.hpp>                   // messages in flight
+#include <tutti/sequence/attention_options.hpp>        // options
+#include <tutti/sequence/block_attention.hpp>          // kernels
+#include <tutti/sequence/detail/attention_engine.hpp>  // attention_engine
+#include <tutti/sequence/flow.hpp>                     // flow
+#include <tutti/sequence/placement.hpp>                // placement
+#include <tutti/sequence/token_operations.hpp>         // fill, add
+
+namespace tutti::sequence {
+
+/// How the grouped calls of a ring_attention are made.
+///
+/// Semantics  plan(calls): before the first call and with each new placement, the same on all ranks: all messages of all
+///            ranks, by number of the call. exchange(comm, number, messages): on every rank of the communicator, in the
+///            order of the calls, with the rank's own messages, those of a pair of ranks in the order of the plan; as
+///            communicator.exchange, but a rank may pass on what others send. Of a copy that was planned: const.
+template <class E, class C>
+concept round_exchange = std::copyable<E> && communicator<C> &&
+    requires(E& e, const E& planned, std::span<const std::vector<flow>> calls, C& comm, std::size_t number,
+             std::span<const comm::transfer<memory_of<C>>> messages) {
+    e.plan(calls);
+    planned.exchange(comm, number, messages);
+};
+
+/// Every message goes straight from its source to its destination.
+struct direct_exchange {
+    void plan(std::span<const std::vector<flow>>) const noexcept {}
+    template <comm::can_exchange C>
+    void exchange(C& comm, std::size_t, std::span<const comm::transfer<memory_of<C>>> messages) const {
+        comm.exchange(messages);
+    }
+};
+
+/// Attention over the rings of a placement, any number of them a rank.
+///
+/// Semantics    plan: collective, once a placement. forward and backward: all ranks, in the same order; backward takes
+///              what forward got and gave. In step t a member of a ring of G has the keys and values of the member t
+///              places before it, and passes them on while it attends to them. In backward the gradients of keys and
+///              values travel behind them, a step later, and are home after G hops.
+/// Rounds       in round t one grouped call carries what all rings of a rank, of all zones, have to pass on; ranks that
+///              have nothing call it too, so an Exchange may let them help. All ranks run the rounds in the same order
+///              and the rings of a round in the placement's (world, node, local), so no two can wait for each other.
+///              Sequences of one rank fill the rounds: each round computes its share of them while messages travel.
+/// Shapes       query, out, d_out, d_query: tokens() x query heads x width; key, value, d_key, d_value: kv heads;
+///              log_sum_exp: query heads of width 1. Rows in the order of the placement's pieces. A tensor may have
+///              more rows: they are padding, which is not read, and 0 (log_sum_exp: -inf) in what is written.
+/// Aliasing     what is written overlaps nothing else.
+/// Determinism  partial results are merged, and gradients summed, in the order of steps t = 0 ... G - 1: the bits depend
+///              on data and placement, not on timing.
+/// Cost         a rank of a ring over s tokens sends, of kappa = 2 kv heads * width * sizeof(T) bytes a token: all
+///              tokens but those of the next rank forward; as much and 2 kv heads * width * sizeof(P) bytes for each of
+///              the s tokens backward, P = accumulator_t<T>. Memory: two blocks of keys and values of the largest
+///              member of each ring, backward also three of their gradients in P.
+/// Errors       mismatch_error from plan when ranks have different plans or options; usage_error from plan, on all
+///              ranks, for a placement that is none, and from forward and backward, before anything moved, for shapes
+///              that do not fit: those abort the communicator, since the other ranks would wait.
+template <comm::can_exchange C, block_attention Block, round_exchange<C> Exchange = direct_exchange>
+class ring_attention : public detail::attention_engine<C, Block> {
+    using base = detail::attention_engine<C, Block>;
+    using typename base::M;
+    using typename base::P;
+    using typename base::Q;
+    using typename base::T;
+    using typename base::transfers;
+    template <class U> using tensor = token_view<U, M>;
+
+    // Where the block of a ring is in each buffer, in tokens; rings of one rank have none.
+    std::vector<std::size_t> first_;
+    std::size_t traveling_ = 0;              // tokens of all blocks
+    std::size_t own_rounds_ = 1;             // members of this rank's largest ring
+    std::vector<std::size_t> locals_;        // shares of one rank
+    std::vector<std::size_t> locals_until_;  // round -> how many of them are done behind it
+    std::array<buffer<T, Q>, 2> blocks_;     // keys and values
+    std::array<buffer<P, Q>, 2> gradients_;  // of keys and values, as they travel
+    buffer<P, Q> contribution_;              // to them, of this rank in one step
+    std::shared_ptr<const Exchange> exchange_;
+
+public:
+    explicit ring_attention(C comm, attention_heads heads, attention_options options = {}, Block block = {},
+                            Exchange exchange = {})
+        : base(std::move(comm), heads, options, std::move(block))
+        , blocks_{empty<T>(), empty<T>()}
+        , gradients_{empty<P>(), empty<P>()}
+        , contribution_(empty<P>())
+        , exchange_(std::make_shared<const Exchange>(std::move(exchange))) {}
+
+    /// All messages of all ranks, by grouped call: those of forward, then those of backward.
+    [[nodiscard]] static std::vector<std::vector<flow>> calls_of(const placement& p, attention_heads heads) {
+        const std::size_t numbers = 2 * heads.kv * heads.width;
+        std::size_t rounds = 1;
+        for (const ring& r : p.rings) { rounds = std::max(rounds, r.ranks.size()); }
+        std::vector<std::vector<flow>> calls(rounds == 1 ? 0 : 2 * rounds);
+        for (const ring& r : p.rings) {
+            const std::size_t members = r.ranks.size();
+            const auto pass = [&](std::vector<flow>& call, std::size_t steps, std::size_t bytes_a_token) {
+                for (std::size_t i = 0; i < members; ++i) {
+                    const detail::member_tokens block(p.lengths[static_cast<std::size_t>(r.sequence)], members,
+                                                      (i + members - steps) % members);
+                    if (block.tokens() == 0) { continue; }
+                    call.push_back({r.ranks[i], r.ranks[(i + 1) % members], block.tokens() * bytes_a_token});
+                }
+            };
+            for (std::size_t t = 0; members > 1 && t <= members; ++t) {
+                if (t + 1 < members) {
+                    pass(calls[t], t, numbers * sizeof(T));
+                    pass(calls[rounds - 1 + t], t, numbers * sizeof(T));
+                }
+                if (t > 0) { pass(calls[rounds - 1 + t], t - 1, numbers * sizeof(P)); }
+            }
+        }
+        return calls;
+    }
+
+    /// As it was planned last.
+    [[nodiscard]] const Exchange& exchange() const noexcept { return *exchange_; }
+
+    void plan(const placement& p) {
+        this->adopt(p, "ring");
+        first_.clear();
+        locals_.clear();
+        traveling_ = 0;
+        own_rounds_ = 1;
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            const auto& s = this->shares_[i];
+            first_.push_back(traveling_);
+            if (s.members() == 1) {
+                locals_.push_back(i);
+            } else {
+                traveling_ += s.widest();
+                own_rounds_ = std::max(own_rounds_, s.members());
+            }
+        }
+        spread_locals();
+        if constexpr (!std::same_as<Exchange, direct_exchange>) {
+            auto exchange = std::make_shared<Exchange>(*exchange_);
+            exchange->plan(calls_of(p, this->heads_));
+            exchange_ = std::move(exchange);
+        }
+    }
+
+    void forward(tensor<const T> query, tensor<const T> key, tensor<const T> value, tensor<T> out,
+                 tensor<P> log_sum_exp) {
+        this->expect_forward(query, key, value, out, log_sum_exp);
+        const tensor<P> sums = this->sums_for(out, this->out_sums_);
+        fill_tokens(this->queue_, log_sum_exp, -std::numeric_limits<P>::infinity());
+        load(key, value);
+        std::size_t locals_done = 0;
+        for (std::size_t t = 0; t < this->rounds_; ++t) {
+            const schedule::ticket<Q> moved = pass_blocks(t);
+            for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+                const auto& s = this->shares_[i];
+                if (s.members() == 1 || t >= s.members()) { continue; }
+                const detail::member_tokens to = s.of(s.before(t));
+                this->attend(s, query, to, block_of(blocks_[t % 2].view(), i, to.tokens()), sums, log_sum_exp);
+            }
+            for (; locals_done < locals_until(t); ++locals_done) {
+                const auto& s = this->shares_[locals_[locals_done]];
+                this->attend(s, query, s.mine, {s.rows_of(key), s.rows_of(value)}, sums, log_sum_exp);
+            }
+            moved.wait(this->queue_);
+        }
+        this->finish(sums, out);
+    }
+
+    void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
+                  tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
+                  tensor<T> d_value) {
+        this->expect_forward(query, key, value, out, log_sum_exp);
+        this->expect_gradients(d_out, d_query, d_key, d_value);
+        const tensor<P> delta = this->deltas_of(d_out, out);
+        const typename base::backward_rows from{query, d_out, log_sum_exp, delta,
+                                                this->sums_for(d_query, this->query_sums_)};
+        const tensor<P> key_sums = this->sums_for(d_key, this->key_sums_);
+        const tensor<P> value_sums = this->sums_for(d_value, this->value_sums_);
+        load(key, value);
+        for (auto* gradient : {&gradients_[0], &gradients_[1], &contribution_}) {
+            this->reserve(*gradient, traveling_ * this->block_width());
+        }
+        std::size_t locals_done = 0;
+        // One round more than steps: the last brings the gradients of the last step home.
+        for (std::size_t t = 0; t < this->rounds_ + (this->rounds_ > 1 ? 1 : 0); ++t) {
+            const schedule::ticket<Q> moved = pass_blocks_and_gradients(t);
+            for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+                const auto& s = this->shares_[i];
+                if (s.members() == 1 || t >= s.members()) { continue; }
+                const detail::member_tokens to = s.of(s.before(t));
+                const auto b = block_of(blocks_[t % 2].view(), i, to.tokens());
+                const auto g = block_of((t == 0 ? gradients_[0] : contribution_).view(), i, to.tokens());
+                fill_tokens(this->queue_, g.key, P{0});
+                fill_tokens(this->queue_, g.value, P{0});
+                this->differentiate(s, from, to, b, g);
+            }
+            for (; locals_done < locals_until(t); ++locals_done) {
+                const auto& s = this->shares_[locals_[locals_done]];
+                this->differentiate(s, from, s.mine, {s.rows_of(key), s.rows_of(value)},
+                                    {s.rows_of(key_sums), s.rows_of(value_sums)});
+            }
+            moved.wait(this->queue_);
+            for (std::size_t i = 0; t > 0 && i < this->shares_.size(); ++i) {
+                const auto& s = this->shares_[i];
+                if (s.members() == 1 || t > s.members()) { continue; }
+                const std::size_t count = s.of(s.before(t)).tokens();
+                const auto arrived = block_of(gradients_[t % 2].view(), i, count);
+                if (t < s.members()) {
+                    const auto g = block_of(contribution_.view(), i, count);
+                    add_tokens(this->queue_, g.key, arrived.key);
+                    add_tokens(this->queue_, g.value, arrived.value);
+                } else {
+                    copy_tokens(this->queue_, arrived.key, s.rows_of(key_sums));
+                    copy_tokens(this->queue_, arrived.value, s.rows_of(value_sums));
+                }
+            }
+        }
+        this->finish(from.d_query, d_query);
+        this->finish(key_sums, d_key);
+        this->finish(value_sums, d_value);
+    }
+
+private:
+    template <class U> [[nodiscard]] buffer<U, Q> empty() const { return buffer<U, Q>(this->queue_, 0); }
+    template <class U> [[nodiscard]] view<U, M> flat(view<U, M> memory, std::size_t i, std::size_t count) const {
+        return this->block_memory(memory, first_[i], count);
+    }
+    template <class U> [[nodiscard]] auto block_of(view<U, M> memory, std::size_t i, std::size_t count) const {
+        return this->block_at(memory, first_[i], count);
+    }
+
+    // This rank's keys and values, packed for their first step.
+    void load(const tensor<const T>& key, const tensor<const T>& value) {
+        for (auto& b : blocks_) { this->reserve(b, traveling_ * this->block_width()); }
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            const auto& s = this->shares_[i];
+            if (s.members() > 1) { this->pack(s, key, value, block_of(blocks_[0].view(), i, s.mine.tokens())); }
+        }
+    }
+
+    // Round t of forward, and of backward; nothing where no rank has messages.
+    [[nodiscard]] schedule::ticket<Q> pass_blocks(std::size_t t) {
+        if (t + 1 >= this->rounds_) { return {}; }
+        transfers messages;
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) { pass_block(messages, i, t); }
+        return carry("keys and values", t, std::move(messages));
+    }
+    [[nodiscard]] schedule::ticket<Q> pass_blocks_and_gradients(std::size_t t) {
+        if (this->rounds_ == 1) { return {}; }
+        transfers messages;
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            pass_block(messages, i, t);
+            pass_gradients(messages, i, t);
+        }
+        return carry("keys, values and gradients", this->rounds_ - 1 + t, std::move(messages));
+    }
+    [[nodiscard]] schedule::ticket<Q> carry(std::string_view name, std::size_t number, transfers messages) {
+        return this->lane_.submit(
+            name,
+            [messages = std::move(messages), exchange = exchange_, number](C& comm) {
+                exchange->exchange(comm, number, std::span<const comm::transfer<M>>(messages));
+            },
+            this->queue_);
+    }
+
+    // Both ends know how many tokens a message is of; one of none is not sent.
+    template <class U>
+    void pass(transfers& messages, std::size_t i, std::size_t steps, view<U, M> from, view<U, M> into) const {
+        const auto& s = this->shares_[i];
+        const std::size_t given = s.of(s.before(steps)).tokens();
+        const std::size_t taken = s.of(s.before(steps + 1)).tokens();
+        if (given != 0) { messages.push_back(comm::send_to(s.next(), flat(from, i, given))); }
+        if (taken != 0) { messages.push_back(comm::receive_from(s.previous(), flat(into, i, taken))); }
+    }
+    // Round t: the block of step t goes on, that of step t + 1 arrives.
+    void pass_block(transfers& messages, std::size_t i, std::size_t t) const {
+        if (t + 1 >= this->shares_[i].members()) { return; }
+        pass(messages, i, t, blocks_[t % 2].view(), blocks_[(t + 1) % 2].view());
+    }
+    // Round t: the gradients of the block of step t - 1 go on, those of step t arrive.
+    void pass_gradients(transfers& messages, std::size_t i, std::size_t t) const {
+        const std::size_t members = this->shares_[i].members();
+        if (members == 1 || t == 0 || t > members) { return; }
+        pass(messages, i, t - 1, gradients_[(t - 1) % 2].view(), gradients_[t % 2].view());
+    }
+
+    // By their cost, which is quadratic: round t ends behind a share of (t + 1) / rounds.
+    void spread_locals() {
+        const auto cost_of = [&](std::size_t i) {
+            const auto s = static_cast<double>(this->shares_[i].length);
+            return s * s;
+        };
+        double total = 0;
+        for (const std::size_t i : locals_) { total += cost_of(i); }
+        locals_until_.assign(own_rounds_, locals_.size());
+        double done = 0;
+        std::size_t next = 0;
+        for (std::size_t t = 0; t + 1 < own_rounds_; ++t) {
+            const double until = total * static_cast<double>(t + 1) / static_cast<double>(own_rounds_);
+            while (next < locals_.size() && done < until) { done += cost_of(locals_[next++]); }
+            locals_until_[t] = next;
+        }
+    }
+    [[nodiscard]] std::size_t locals_until(std::size_t t) const noexcept {
+        return t < own_rounds_ ? locals_until_[t] : locals_.size();
+    }
+};
+
+}  // namespace tutti::sequence
