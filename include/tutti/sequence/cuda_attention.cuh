@@ -2,12 +2,12 @@
 // Needs sequence/fused_attention, sequence/tiled_attention and nvcc.
 #pragma once
 
-#include <array>    // tensors
-#include <bit>      // bit_width
-#include <cstddef>  // size_t
-#include <cstdint>  // counts of rows
-#include <memory>   // the library
-#include <utility>  // move
+#include <bit>       // bit_width
+#include <concepts>  // same_as
+#include <cstddef>   // size_t
+#include <cstdint>   // counts of rows
+#include <memory>    // the library
+#include <utility>   // move
 
 #include <tutti/core/buffer.hpp>                 // scratch
 #include <tutti/core/cuda_queue.hpp>             // cuda_queue
@@ -102,7 +102,18 @@ private:
             c.keys = detail::fused_rows(keys);
             const std::size_t of_query = c.queries * c.heads.query * c.heads.width;
             const std::size_t of_keys = c.keys * c.heads.kv * c.heads.width;
-            reserve(owner_.numbers_, backward ? 4 * of_query + 4 * of_keys : 2 * of_query + 2 * of_keys);
+            std::size_t numbers = of_query + (backward ? 2 * of_keys : 0);  // results
+            const auto add_copy = [&](const tensor<const T>& v, std::size_t rows, std::size_t size) {
+                numbers += readable(v, rows) ? 0 : size;
+            };
+            add_copy(b.query, c.queries, of_query);
+            add_copy(b.key.rows(0, keys), c.keys, of_keys);
+            add_copy(b.value.rows(0, keys), c.keys, of_keys);
+            if constexpr (std::same_as<B, backward_block<T, device_memory>>) {
+                add_copy(b.out, c.queries, of_query);
+                add_copy(b.d_out, c.queries, of_query);
+            }
+            reserve(owner_.numbers_, numbers);
             reserve(owner_.sums_, c.queries * c.heads.query);
             c.log_sum_exp = owner_.sums_->data();
             if (c.queries != b.query.tokens || c.keys != keys) {
@@ -128,12 +139,7 @@ private:
         }
         // The tensor itself, or a copy that a library can read and that has as many rows as it is to have.
         [[nodiscard]] fused_tensor given(const tensor<const T>& v, std::size_t rows) {
-            const bool readable = v.token_stride % 8 == 0 && v.head_stride % 8 == 0 &&
-                reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
-            // Heads inside of tokens: else the strides, and so the graphs, would be others for each number of tokens.
-            if (v.tokens == rows && readable && v.head_stride <= v.token_stride) {
-                return {const_cast<T*>(v.data), v.token_stride, v.head_stride};
-            }
+            if (readable(v, rows)) { return {const_cast<T*>(v.data), v.token_stride, v.head_stride}; }
             const tensor<T> copy = scratch(rows, v.heads);
             copy_tokens(queue_, v, copy.rows(0, v.tokens));
             fill_tokens(queue_, copy.rows(v.tokens, rows - v.tokens), T{});
@@ -147,6 +153,11 @@ private:
         }
 
     private:
+        // Heads inside of tokens: else the strides, and so the graphs, would be others for each number of tokens.
+        [[nodiscard]] static bool readable(const tensor<const T>& v, std::size_t rows) noexcept {
+            return v.tokens == rows && v.head_stride <= v.token_stride && v.token_stride % 8 == 0 &&
+                v.head_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
+        }
         template <class U> void reserve(std::unique_ptr<buffer<U, cuda_queue>>& memory, std::size_t count) const {
             if (memory != nullptr && memory->size() >= count) { return; }
             memory.reset();  // the old one goes first: peaks are counted
