@@ -3,7 +3,7 @@
 // Source: Dao et al. 2022, arXiv:2205.14135.
 #pragma once
 
-#include <algorithm>    // max, min
+#include <algorithm>    // min
 #include <cmath>        // exp, log
 #include <cstddef>      // size_t
 #include <cstdint>      // positions
@@ -124,9 +124,9 @@ template <class T> __global__ void __launch_bounds__(tile_threads) tiled_forward
     const std::size_t head = blockIdx.y;
     const std::size_t column = std::size_t{blockIdx.z} * tile * tile_parts;
     const std::size_t source = head / (b.query.heads / b.key.heads);
-    const std::size_t end = min(first + tile, b.query.tokens);
+    const std::size_t end = std::min(first + tile, b.query.tokens);
     const std::size_t seen = b.seen.keys_of(end - 1, b.key.tokens);
-    const std::size_t parts = min(std::size_t{tile_parts}, (b.out.width - column + tile - 1) / tile);
+    const std::size_t parts = std::min(std::size_t{tile_parts}, (b.out.width - column + tile - 1) / tile);
     const unsigned lane = threadIdx.x % tile;
     if (threadIdx.x < tile) {
         largest[threadIdx.x] = nothing;
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(tile_threads) tiled_backward_queries(backward_
     const std::size_t head = blockIdx.y;
     const std::size_t column = std::size_t{blockIdx.z} * tile * tile_parts;
     const std::size_t source = head / (b.query.heads / b.key.heads);
-    const std::size_t seen = b.seen.keys_of(min(first + tile, b.query.tokens) - 1, b.key.tokens);
+    const std::size_t seen = b.seen.keys_of(std::min(first + tile, b.query.tokens) - 1, b.key.tokens);
     tile_part<P> sums[tile_parts];
     for (std::size_t base = 0; base < seen; base += tile) {
         const softmax_gradients<T> of(left, right, b, head, source, first, base);
