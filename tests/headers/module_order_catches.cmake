@@ -59,4 +59,6 @@ catches(checkpoint/load.hpp "#include <tutti/checkpoint/safetensors.hpp>" "and s
 catches(checkpoint/forgotten.hpp "#include <vector>"
   "checkpoint/forgotten.hpp: is missing in checkpoint/checkpoint.hpp")
 catches(checkpoint/detail/save.hpp "#include <tutti/optimize/sgd.hpp>" "optimize is not below checkpoint")
+catches(sequence/forgotten.hpp "#include <vector>" "sequence/forgotten.hpp: is missing in sequence/sequence.hpp")
+catches(sequence/placement.hpp "#include <tutti/optimize/sgd.hpp>" "optimize is not below sequence")
 catches(magic/wand.hpp "#include <vector>" "module 'magic' has no place in the order")

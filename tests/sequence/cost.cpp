@@ -1,0 +1,247 @@
+// cost, calibration, estimate: thresholds against the inequality they come from and the published table, fits against
+// known coefficients, and estimates against rounds walked one by one.
+#include <doctest/doctest.h>  // checks
+
+#include <cmath>   // fabs
+#include <random>  // noise
+#include <string>  // texts
+#include <vector>  // samples
+
+#include <tutti/sequence/calibration.hpp>  // fitted, calibrated
+#include <tutti/sequence/cost.hpp>         // thresholds
+#include <tutti/sequence/estimate.hpp>     // estimated
+
+#include "sequence/judges.hpp"  // lengths_t
+
+using namespace tutti;
+using namespace tutti::test;
+using sequence::attention_cost;
+using sequence::attention_sample;
+using sequence::cluster;
+using sequence::h100_forward;
+using sequence::transfer_cost;
+using sequence::zone;
+
+namespace {
+bool near(double a, double b, double relative) { return std::fabs(a - b) <= relative * std::fabs(b); }
+}  // namespace
+
+TEST_CASE("thresholds of two models on an H100") {
+    struct row {
+        int query_heads, kv_heads;
+        double bytes, at_300, at_25, at_100;
+    };
+    for (const row& r : {row{32, 32, 16384, 2280, 27400, 6850}, row{64, 8, 4096, 286, 3430, 857}}) {
+        const double bytes = sequence::kv_bytes_per_token(r.kv_heads, 128, 2);
+        const double a2 =
+            h100_forward.scaled(static_cast<double>(r.query_heads) / sequence::h100_query_heads).quadratic;
+        CHECK(bytes == r.bytes);
+        CHECK(near(sequence::tokens_that_hide(a2, bytes, 300e9), r.at_300, 5e-3));
+        CHECK(near(sequence::tokens_that_hide(a2, bytes, 25e9), r.at_25, 5e-3));
+        CHECK(near(sequence::tokens_that_hide(a2, bytes, 100e9), r.at_100, 5e-3));
+    }
+}
+
+TEST_CASE("a step hides its transfer from the threshold on, whatever the ring") {
+    const double a2 = 3e-11;
+    const double bytes = 8192;
+    const double bandwidth = 50e9;
+    const double least = sequence::tokens_that_hide(a2, bytes, bandwidth);
+    for (const int size : {2, 3, 8, 64}) {
+        for (const double share : {0.5, 0.99, 1.01, 3.0}) {
+            const double s = least * share * size;
+            CHECK((a2 * s * s / size / size >= bytes * s / size / bandwidth) == (share > 1));
+        }
+    }
+    const transfer_cost transfers{bytes, {0, 2 * bandwidth}, {0, bandwidth}};
+    const auto both = sequence::least_tokens_that_hide({a2, 1, 1}, transfers);
+    CHECK(both.world == static_cast<std::int64_t>(std::ceil(least)));
+    CHECK(both.node == static_cast<std::int64_t>(std::ceil(least / 2)));
+    CHECK(both.of(zone::local) == 0);
+    CHECK(both.of(zone::node) == both.node);
+    CHECK(both.of(zone::world) == both.world);
+    CHECK(sequence::least_tokens_that_hide({a2}, {bytes, {}, {}}) == sequence::least_tokens{0, 0});
+    CHECK_THROWS_WITH_AS(static_cast<void>(sequence::least_tokens_that_hide({0, 1, 1}, transfers)),
+                         "cost: attention of 0 s/token^2 hides no transfer of 8192 bytes a token at 100000000000 B/s",
+                         usage_error);
+}
+
+TEST_CASE("the built-in cost is the fit of the built-in table") {
+    const attention_cost fit = sequence::fitted(sequence::h100_forward_samples);
+    CHECK(near(fit.quadratic, h100_forward.quadratic, 1e-3));
+    CHECK(near(fit.linear, h100_forward.linear, 1e-3));
+    CHECK(near(fit.constant, h100_forward.constant, 1e-3));
+    CHECK(sequence::worst_relative_error(h100_forward, sequence::h100_forward_samples) <= 0.085);
+    CHECK(h100_forward(0) == 0);
+    CHECK(near(h100_forward(65536), 206.28664e-3, 0.085));
+}
+
+TEST_CASE("a fit finds the coefficients that made the times") {
+    for (const attention_cost& truth :
+         {attention_cost{5e-11, 6e-8, 2e-5}, attention_cost{5e-11, 0, 2e-5}, attention_cost{1, 0, 0},
+          attention_cost{0, 3e-7, 0}, attention_cost{2e-10, 7e-8, 0}, attention_cost{0, 0, 4}}) {
+        std::vector<attention_sample> samples;
+        for (const std::int64_t s : {100, 300, 1000, 5000, 20000, 100000}) { samples.push_back({s, truth(s)}); }
+        const attention_cost found = sequence::fitted(samples);
+        CHECK(sequence::worst_relative_error(found, samples) <= 1e-12);
+        CHECK(near(found.quadratic, truth.quadratic, 1e-9));
+    }
+}
+
+TEST_CASE("no fit within the constraints is closer, and none has a negative coefficient") {
+    std::mt19937_64 random(5);
+    std::uniform_real_distribution<double> unit(0, 1);
+    const auto error_of = [](const attention_cost& c, const std::vector<attention_sample>& samples) {
+        double sum = 0;
+        for (const attention_sample& s : samples) {
+            sum += (c(s.tokens) / s.seconds - 1) * (c(s.tokens) / s.seconds - 1);
+        }
+        return sum;
+    };
+    int clamped = 0;
+    for (int repeat = 0; repeat < 100; ++repeat) {
+        std::vector<attention_sample> samples;
+        for (const std::int64_t s : {64, 256, 1024, 4096, 16384}) {
+            samples.push_back({s, attention_cost{4e-11, 5e-8, 2e-5}(s) * (0.5 + unit(random))});
+        }
+        const attention_cost fit = sequence::fitted(samples);
+        CHECK((fit.quadratic >= 0 && fit.linear >= 0 && fit.constant >= 0));
+        clamped += fit.quadratic == 0 || fit.linear == 0 || fit.constant == 0 ? 1 : 0;
+        const double least = error_of(fit, samples);
+        for (const double step : {0.99, 1.01}) {
+            CHECK(error_of({fit.quadratic * step, fit.linear, fit.constant}, samples) >= least);
+            CHECK(error_of({fit.quadratic, fit.linear * step, fit.constant}, samples) >= least);
+            CHECK(error_of({fit.quadratic, fit.linear, fit.constant * step}, samples) >= least);
+        }
+        for (const attention_cost& up :
+             {attention_cost{1e-14, 0, 0}, attention_cost{0, 1e-11, 0}, attention_cost{0, 0, 1e-8}}) {
+            CHECK(error_of({fit.quadratic + up.quadratic, fit.linear + up.linear, fit.constant + up.constant},
+                           samples) >= least);
+        }
+    }
+    CHECK(clamped > 0);
+}
+
+TEST_CASE("calibration takes the median of the runs that count") {
+    std::vector<std::int64_t> called;
+    const auto c = sequence::calibrated("made up", std::vector<std::int64_t>{10, 100, 1000}, 4, [&](std::int64_t s) {
+        called.push_back(s);
+        // The first run of each length is slow; then 1, 2, 3 and 100 times the time.
+        const double factors[] = {1000, 3, 1, 100, 2};
+        return factors[(called.size() - 1) % 5] * static_cast<double>(s * s);
+    });
+    CHECK(called.size() == 15);
+    for (const attention_sample& s : c.samples) { CHECK(s.seconds == 2.5 * static_cast<double>(s.tokens * s.tokens)); }
+    CHECK(near(c.cost.quadratic, 2.5, 1e-12));
+    CHECK_THROWS_WITH_AS(static_cast<void>(sequence::calibrated("x", called, 0, [](std::int64_t) { return 1.0; })),
+                         "calibration: 0 repeats measure nothing", usage_error);
+    const std::vector<std::int64_t> two{10, 10, 20};
+    CHECK_THROWS_WITH_AS(static_cast<void>(sequence::calibrated("x", two, 1, [](std::int64_t) { return 1.0; })),
+                         "calibration: 2 lengths; three coefficients need at least 3", usage_error);
+    CHECK_THROWS_WITH_AS(static_cast<void>(sequence::calibrated("x", two, 1, [](std::int64_t) { return 0.0; })),
+                         "calibration: 0 s for 10 tokens is no measurement", usage_error);
+}
+
+TEST_CASE("a calibration comes back from its text, bit for bit") {
+    const sequence::calibration c{"H100, FlashAttention, forward",
+                                  sequence::fitted(sequence::h100_forward_samples),
+                                  {sequence::h100_forward_samples.begin(), sequence::h100_forward_samples.end()}};
+    const std::string text = text_of(c);
+    CHECK(sequence::calibration_from(text) == c);
+    CHECK(text.starts_with("tutti attention cost 1\nname H100, FlashAttention, forward\nquadratic "));
+    const auto says = [](std::string t) {
+        try {
+            (void)sequence::calibration_from(t);
+        } catch (const usage_error& e) { return std::string(e.what()); }
+        return std::string("accepted");
+    };
+    const std::string head = "tutti attention cost 1\nname a\nquadratic 1\nlinear 0\nconstant 0\n";
+    const std::string samples = "sample 1 1\nsample 2 4\nsample 3 9\n";
+    CHECK(says(head + samples) == "accepted");
+    CHECK(says("tutti attention cost 2\n") == "calibration: line 1 makes no sense: 'tutti attention cost 2'");
+    CHECK(says(head + "sample 1\n") == "calibration: line 6 makes no sense: 'sample 1'");
+    CHECK(says(head + "sample 1 2 3\n") == "calibration: line 6 makes no sense: 'sample 1 2 3'");
+    CHECK(says(head + "sample 1.5 2\n") == "calibration: line 6 makes no sense: 'sample 1.5 2'");
+    CHECK(says(head + "linear 0\n") == "calibration: line 6 makes no sense: 'linear 0'");
+    CHECK(says(head + "name b\n") == "calibration: line 6 makes no sense: 'name b'");
+    CHECK(says(head + "speed 1\n") == "calibration: line 6 makes no sense: 'speed 1'");
+    CHECK(says("tutti attention cost 1\nname a\nquadratic -1\n") ==
+          "calibration: line 3 makes no sense: 'quadratic -1'");
+    CHECK(says("tutti attention cost 1\nname a\nquadratic nan\n") ==
+          "calibration: line 3 makes no sense: 'quadratic nan'");
+    CHECK(says("tutti attention cost 1\nname a\nquadratic 1\nconstant 0\n" + samples) ==
+          "calibration: no line says 'linear'");
+    CHECK(says("tutti attention cost 1\nquadratic 1\nlinear 0\nconstant 0\n" + samples) ==
+          "calibration: no line says 'name'");
+    CHECK(says("") == "calibration: no line says 'quadratic'");
+    CHECK(says(head + "sample 1 1\n") == "calibration: 1 lengths; three coefficients need at least 3");
+    CHECK(says(head + "sample 1 1\nsample 2 -1\n") == "calibration: -1 s for 2 tokens is no measurement");
+    CHECK_THROWS_WITH_AS(static_cast<void>(text_of(sequence::calibration{"a\nb", {}, {}})),
+                         "calibration: 'a\nb' is no name of one line", usage_error);
+}
+
+namespace {
+
+// One rank's rings of a zone, walked round by round.
+double walked(const std::vector<sequence::detail::ring_step>& rings, double latency) {
+    int rounds = 0;
+    for (const auto& r : rings) { rounds = std::max(rounds, r.size); }
+    double seconds = 0;
+    for (int t = 0; t < rounds; ++t) {
+        double computing = 0;
+        double sending = 0;
+        for (const auto& r : rings) {
+            computing += t < r.size ? r.computing : 0;
+            sending += t + 1 < r.size ? r.sending : 0;
+        }
+        seconds += std::max(computing, t + 1 < rounds ? latency + sending : 0);
+    }
+    return seconds;
+}
+
+}  // namespace
+
+TEST_CASE("rounds of rings of any sizes take what walking through them takes") {
+    std::mt19937_64 random(6);
+    std::uniform_real_distribution<double> unit(0, 1);
+    for (int repeat = 0; repeat < 300; ++repeat) {
+        std::vector<sequence::detail::ring_step> rings(random() % 6);
+        for (auto& r : rings) { r = {2 + static_cast<int>(random() % 7), unit(random), unit(random)}; }
+        const double latency = random() % 2 == 0 ? 0 : unit(random);
+        const double expected = walked(rings, latency);
+        CHECK(near(sequence::detail::seconds_of_rounds(rings, latency), expected, 1e-12));
+    }
+}
+
+TEST_CASE("an estimate by hand") {
+    // Two nodes of two ranks. A step of the ring over both computes 160^2/16 = 1600 and sends 40 tokens of 100 bytes.
+    const auto p = sequence::assembled(
+        cluster{2, 2}, lengths_t{160, 20, 30, 0},
+        {{0, zone::world, {0, 1, 2, 3}}, {1, zone::node, {0, 1}}, {2, zone::local, {2}}, {3, zone::local, {3}}});
+    const auto t = sequence::estimated(p, attention_cost{}, {100, {7, 10}, {3, 1}}, {0.5});
+    REQUIRE(t.ranks.size() == 4);
+    // Over nodes: 3 rounds of 3 + 4000 and a last of 1600. In the node: a round of 7 + 10 * 100 / 10, and 100.
+    CHECK(t.ranks[0].computing == 6400 + 200);
+    CHECK(t.ranks[0].waiting == (3 * 4003 + 1600 - 6400) + (107 + 100 - 200));
+    CHECK(t.ranks[2].computing == 6400 + 900);
+    CHECK(t.ranks[2].waiting == 3 * 4003 + 1600 - 6400);
+    CHECK(t.ranks[3].seconds() == 3 * 4003 + 1600);
+    CHECK(t.attention == t.ranks[2].seconds());
+    CHECK(t.lower_bound == (160 * 160 + 20 * 20 + 30 * 30) / 4.0);
+    CHECK(t.ranks[2].tokens == 70);
+    CHECK(t.linear == 35);
+    CHECK(t.linear_remapped == 0.5 * 53);  // 210 tokens
+    // Nothing waits where transfers cost nothing.
+    for (const auto& r : sequence::estimated(p, attention_cost{}).ranks) { CHECK(r.waiting == 0); }
+}
+
+TEST_CASE("costs that are none are refused") {
+    const auto p = sequence::assembled(cluster{1, 1}, lengths_t{3, 5}, {{0, zone::local, {0}}, {1, zone::local, {0}}});
+    CHECK_THROWS_WITH_AS(static_cast<void>(sequence::estimated(p, [](std::int64_t s) { return s > 3 ? -1.0 : 1.0; })),
+                         "cost: sequence 1 of 5 tokens costs -1", usage_error);
+    CHECK_THROWS_AS(static_cast<void>(sequence::estimated(p, [](std::int64_t) { return HUGE_VAL; })), usage_error);
+    auto none = p;
+    none.rings.clear();
+    CHECK_THROWS_WITH_AS(static_cast<void>(sequence::estimated(none, attention_cost{})),
+                         "estimate: 0 rings for 2 sequences; only rings have a time", usage_error);
+}
