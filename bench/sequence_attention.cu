@@ -1,7 +1,7 @@
 // Attention of sequences over rings of GPUs, forward and backward, bfloat16, causal: tokens a second, and the share of
 // the ideal, which is 1/N of what one GPU needs for the whole batch, measured in the same run. Rings of all GPUs for every
 // sequence, and Zeppelin's plan. A thread a GPU.
-#include <algorithm>  // max_element
+#include <algorithm>  // max_element, min
 #include <barrier>    // ranks start together
 #include <cstddef>    // size_t
 #include <cstdint>    // lengths
@@ -157,13 +157,18 @@ private:
         return c;
     }
     void fill(view<number, device_memory> into, std::uint32_t stream) {
-        std::vector<number> host(into.size());
+        // Uniform in [-1, 1); after a million numbers again.
+        std::vector<number> host(std::min<std::size_t>(into.size(), 1000003));
         std::uint32_t state = stream * 0x9e3779b1u + static_cast<std::uint32_t>(comm_.rank()) + 1;
         for (number& x : host) {
             state = state * 1664525u + 1013904223u;
             x = number(static_cast<float>(state >> 8) * 0x1p-23f - 1.0f);
         }
-        upload(queue_, view<const number>(host), into);
+        upload(queue_, view<const number>(host), into.sub(0, host.size()));
+        for (std::size_t done = host.size(); done < into.size(); done *= 2) {
+            const std::size_t more = std::min(done, into.size() - done);
+            queue_.copy(into.data() + done, into.data(), more * sizeof(number), cudaMemcpyDeviceToDevice);
+        }
     }
     void wait() const { tutti::detail::check_cuda(cudaStreamSynchronize(queue_.stream()), "cudaStreamSynchronize"); }
     template <class F> double time(F f) {
