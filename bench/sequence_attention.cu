@@ -32,7 +32,7 @@
 #if BENCH_WITH_CUDNN
 namespace bench {
 std::unique_ptr<tutti::sequence::fused_attention> cudnn_kernels();
-}
+}  // namespace bench
 #endif
 
 namespace {
@@ -205,8 +205,8 @@ std::vector<row> measured(const settings& s, int ranks, const std::vector<std::s
         for (const batch& of : batches(s)) {
             for (const std::string& plan : plans) {
                 const sequence::placement where = plan == "zeppelin"
-                    ? sequence::partition::zeppelin{}(of.lengths, machines)
-                    : sequence::partition::even_ring{}(of.lengths, machines);
+                                                      ? sequence::partition::zeppelin{}(of.lengths, machines)
+                                                      : sequence::partition::even_ring{}(of.lengths, machines);
                 const auto t = b.measure(where);
                 if (world.rank() != 0) { continue; }
                 all.push_back({of.name, plan, ranks, bench::summarize(t.forward), bench::summarize(t.both)});
@@ -238,7 +238,8 @@ int run(int argc, char** argv) {
     tutti::detail::check_cuda(cudaGetDeviceProperties(&card, 0), "cudaGetDeviceProperties");
 
     const std::vector<row> alone = measured(s, 1, {"one GPU"});
-    const std::vector<row> together = s.ranks > 1 ? measured(s, s.ranks, {"even ring", "zeppelin"}) : std::vector<row>();
+    const std::vector<row> together =
+        s.ranks > 1 ? measured(s, s.ranks, {"even ring", "zeppelin"}) : std::vector<row>();
     nlohmann::ordered_json report{{"bench", "sequence_attention"}, {"environment", bench::environment()}};
     report["card"] = card.name;
     report["gpus"] = s.ranks;

@@ -14,13 +14,13 @@
 
 #include <doctest/doctest.h>  // checks
 
-#include <sequence/problem.hpp>                  // direct solution
-#include <tutti/comm/counted.hpp>                // ledger
-#include <tutti/comm/nccl.hpp>                   // ranks
-#include <tutti/sequence/cuda_attention.cuh>     // under test
-#include <tutti/sequence/gather_attention.hpp>   // under test
-#include <tutti/sequence/host_attention.hpp>     // the same on the host
-#include <tutti/sequence/ring_attention.hpp>     // under test
+#include <sequence/problem.hpp>                 // direct solution
+#include <tutti/comm/counted.hpp>               // ledger
+#include <tutti/comm/nccl.hpp>                  // ranks
+#include <tutti/sequence/cuda_attention.cuh>    // under test
+#include <tutti/sequence/gather_attention.hpp>  // under test
+#include <tutti/sequence/host_attention.hpp>    // the same on the host
+#include <tutti/sequence/ring_attention.hpp>    // under test
 #include <tutti/sequence/token_operations.cuh>  // under test
 
 #include "device.hpp"  // require_device
@@ -32,7 +32,7 @@ using namespace tutti::sequence;
 #if TUTTI_TEST_CUDNN
 namespace tutti::test {
 std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs);
-}
+}  // namespace tutti::test
 #endif
 
 namespace {
@@ -82,13 +82,11 @@ struct layout {
     }
 };
 const std::vector<layout> layouts{
-    {40, 6, 16, 96, 16, 0},  // one behind the other
+    {40, 6, 16, 96, 16, 0},   // one behind the other
     {40, 6, 16, 200, 16, 8},  // part of a row
     {40, 6, 16, 16, 640, 0},  // heads outside
-    {40, 6, 16, 97, 16, 0},  // nothing aligned
-    {40, 6, 16, 96, 16, 1},
-    {37, 3, 5, 15, 5, 0},
-    {37, 3, 130, 131, 131 * 37, 3},
+    {40, 6, 16, 97, 16, 0},   // nothing aligned
+    {40, 6, 16, 96, 16, 1},   {37, 3, 5, 15, 5, 0}, {37, 3, 130, 131, 131 * 37, 3},
     {1000, 4, 1, 1, 1000, 0},  // a number a head
     {1, 1, 1, 1, 1, 0},
 };
@@ -146,7 +144,9 @@ TEST_CASE_TEMPLATE("dot products have the bits of the host", T, brief, float) {
         const mirrored<T> dx(q, x);
         const mirrored<T> dy(q, y);
         mirrored<float> d(q, sums);
-        const auto numbers_of = [&](std::vector<float>& v) { return numbers_by_head(view<float>(v), a.tokens, a.heads); };
+        const auto numbers_of = [&](std::vector<float>& v) {
+            return numbers_by_head(view<float>(v), a.tokens, a.heads);
+        };
         run(q, dot_tokens_operation<T, device_memory>{dx(a.of(x)), dy(a.of(y)), d(numbers_of(sums))});
         dot_tokens_operation<T, host_memory>{a.of(x), a.of(y), numbers_of(expected)}();
         d.fetch();
@@ -165,7 +165,8 @@ TEST_CASE_TEMPLATE("merges are those of the host but for the last places of exp 
         auto other = drawn<T>(a.size(), 2);
         std::vector<T> sums(a.tokens * a.heads);
         auto other_sums = sums;
-        for (std::size_t k = 0; k < sums.size(); ++k) {  // near each other, far apart, nothing on a side, nothing on both
+        for (std::size_t k = 0; k < sums.size();
+             ++k) {  // near each other, far apart, nothing on a side, nothing on both
             const T nothing = static_cast<T>(-infinity);
             sums[k] = k % 5 == 1 || k % 5 == 3 ? nothing : static_cast<T>(random_element<double>(3, k) * 10000);
             other_sums[k] = k % 5 == 2 || k % 5 == 3 ? nothing : sums[k] + static_cast<T>(random_element<double>(4, k));
@@ -281,13 +282,12 @@ solution in_cuts(const cuda_queue& q, Kernel& kernel, const problem& p, const st
     copy_tokens(q, out(s.queries(s.out)), final_out);
     run(q, dot_tokens_operation<T, M>{gradient, final_out, along});
     each([&](std::size_t a, std::size_t rows, std::size_t b, std::size_t n, visibility seen) {
-        kernel.backward(q, backward_block<T, M>{packed(s.rows.query()).rows(a, rows), packed(s.rows.key()).rows(b, n),
-                                                packed(s.rows.value()).rows(b, n), seen, p.scale,
-                                                gradient.rows(a, rows), final_out.rows(a, rows),
-                                                sums(s.numbers(s.log_sum_exp)).rows(a, rows), along.rows(a, rows),
-                                                d_query(s.queries(s.d_query)).rows(a, rows),
-                                                d_key(s.keys(s.d_key)).rows(b, n),
-                                                d_value(s.keys(s.d_value)).rows(b, n)});
+        kernel.backward(q,
+                        backward_block<T, M>{packed(s.rows.query()).rows(a, rows), packed(s.rows.key()).rows(b, n),
+                                             packed(s.rows.value()).rows(b, n), seen, p.scale, gradient.rows(a, rows),
+                                             final_out.rows(a, rows), sums(s.numbers(s.log_sum_exp)).rows(a, rows),
+                                             along.rows(a, rows), d_query(s.queries(s.d_query)).rows(a, rows),
+                                             d_key(s.keys(s.d_key)).rows(b, n), d_value(s.keys(s.d_value)).rows(b, n)});
     });
     for (mirrored<P>* m : {&out, &sums, &d_query, &d_key, &d_value}) { m->fetch(); }
     return s.solved();
@@ -316,7 +316,8 @@ TEST_CASE_TEMPLATE("tiles: any cuts, masks, heads and widths are the direct solu
     tiled_attention<T> kernel;
     const bool wide = std::same_as<T, double>;
     for (const mask rule : {mask::causal, mask::full}) {
-        for (const attention_heads heads : {attention_heads{1, 1, 5}, attention_heads{6, 2, 33}, attention_heads{2, 1, 130}}) {
+        for (const attention_heads heads :
+             {attention_heads{1, 1, 5}, attention_heads{6, 2, 33}, attention_heads{2, 1, 130}}) {
             for (const std::int64_t length : {1, 31, 97, 256}) {
                 problem p(heads, {length}, rule, 3);
                 p.round_to<T>();
@@ -360,11 +361,18 @@ TEST_CASE("tiles: queries that see nothing get 0, -inf, and gradients of 0") {
         CHECK(s.log_sum_exp == std::vector<double>(s.log_sum_exp.size(), -infinity));
     }
     // Keys that are there, of rows that attended to nothing: their delta is 0 times something, here NaN.
-    kernel.backward(q, backward_block<double, device_memory>{
-                           rows(s.rows.query()), rows(s.rows.key()), rows(s.rows.value()), visibility{}, p.scale,
-                           d_out(s.rows.out_gradient()).rows(0, 40), {}, sums(s.numbers(s.log_sum_exp)),
-                           delta(s.numbers(s.delta)), d_query(s.queries(s.d_query)), d_key(s.keys(s.d_key)),
-                           d_value(s.keys(s.d_value))});
+    kernel.backward(q, backward_block<double, device_memory>{rows(s.rows.query()),
+                                                             rows(s.rows.key()),
+                                                             rows(s.rows.value()),
+                                                             visibility{},
+                                                             p.scale,
+                                                             d_out(s.rows.out_gradient()).rows(0, 40),
+                                                             {},
+                                                             sums(s.numbers(s.log_sum_exp)),
+                                                             delta(s.numbers(s.delta)),
+                                                             d_query(s.queries(s.d_query)),
+                                                             d_key(s.keys(s.d_key)),
+                                                             d_value(s.keys(s.d_value))});
     for (auto* m : {&d_query, &d_key, &d_value}) { m->fetch(); }
     CHECK(s.d_query == std::vector<double>(s.d_query.size(), 0.0));
     CHECK(s.d_key == std::vector<double>(s.d_key.size(), 0.0));
@@ -473,7 +481,8 @@ placement mixed_rings(int ranks) {
 
 }  // namespace
 
-TEST_CASE("double: rings, and gathered keys, on GPUs are the direct solution, twice the same, and send what is planned") {
+TEST_CASE(
+    "double: rings, and gathered keys, on GPUs are the direct solution, twice the same, and send what is planned") {
     require_device();
     using counted = comm::counted<comm::nccl>;
     using kernel = cuda_attention<double>;
@@ -519,7 +528,7 @@ TEST_CASE("bfloat16: rings on GPUs are as good as one") {
     const solution reference = solved_directly(p);
     const auto ring = [](counted c, const problem& of) {
         return ring_attention<counted, cuda_attention<brief>>(std::move(c), of.heads, {},
-                                                             cuda_attention<brief>(cudnn_kernels(64)));
+                                                              cuda_attention<brief>(cudnn_kernels(64)));
     };
     std::vector<distance> alone;
     for (const int ranks : {1, 2, 4}) {

@@ -9,13 +9,13 @@
 #include <memory>    // the library
 #include <utility>   // move
 
-#include <tutti/core/buffer.hpp>                 // scratch
-#include <tutti/core/cuda_queue.hpp>             // cuda_queue
-#include <tutti/core/element.hpp>                // accumulator_t
-#include <tutti/core/stochastic_rounding.hpp>    // half_element
-#include <tutti/sequence/block_attention.hpp>    // forward_block, backward_block
-#include <tutti/sequence/fused_attention.hpp>    // fused_attention
-#include <tutti/sequence/tiled_attention.cuh>    // tiled_attention
+#include <tutti/core/buffer.hpp>                // scratch
+#include <tutti/core/cuda_queue.hpp>            // cuda_queue
+#include <tutti/core/element.hpp>               // accumulator_t
+#include <tutti/core/stochastic_rounding.hpp>   // half_element
+#include <tutti/sequence/block_attention.hpp>   // forward_block, backward_block
+#include <tutti/sequence/fused_attention.hpp>   // fused_attention
+#include <tutti/sequence/tiled_attention.cuh>   // tiled_attention
 #include <tutti/sequence/token_operations.cuh>  // copy, add, fill
 
 namespace tutti::sequence {
@@ -33,13 +33,14 @@ namespace detail {
 
 /// The block kernel of CUDA queues.
 ///
-/// Semantics    as block_attention says. A library is asked for blocks of 16-bit numbers that see all keys, or, of as many
-///              queries as keys or fewer, keys up to their own; the rest is tiled_attention's. It reads rows where they
-///              are when their number is one that graphs are made for (`fused_rows`), else copies padded with zeros. Its
-///              results of 16 bits are added to the sums in float. To a library a score of -inf is an error.
+/// Semantics    as block_attention says. A library is asked for blocks of 16-bit numbers whose queries see all keys, or
+///              keys up to their own; the rest is tiled_attention's, and so is what the library has no kernel for. It
+///              reads rows where they are when their number is one that calls are made for (detail::fused_rows), else
+///              copies padded with zeros. A row whose scores are all -inf is NaN where the library makes it so.
+/// Units        the library's results are of 16 bits: forward's are widened, backward's added to the sums in float.
 /// Determinism  the same block gives the same bits, as far as the library says so of itself.
-/// Cost         the library's, and around it a pass over the results; copies of inputs where rows are padded. Scratch: one
-///              block's results, and its padded inputs.
+/// Cost         the library's, and a pass over its results; a copy of the inputs where rows are padded. Scratch: the
+///              results of a block, and its padded inputs.
 template <floating_element T> class cuda_attention {
     using P = accumulator_t<T>;
     static constexpr bool may_fuse = half_element<T>;
@@ -156,7 +157,7 @@ private:
         // Heads inside of tokens: else the strides, and so the graphs, would be others for each number of tokens.
         [[nodiscard]] static bool readable(const tensor<const T>& v, std::size_t rows) noexcept {
             return v.tokens == rows && v.head_stride <= v.token_stride && v.token_stride % 8 == 0 &&
-                v.head_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
+                   v.head_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
         }
         template <class U> void reserve(std::unique_ptr<buffer<U, cuda_queue>>& memory, std::size_t count) const {
             if (memory != nullptr && memory->size() >= count) { return; }

@@ -1,6 +1,6 @@
 // cudnn_attention: cuDNN's fused attention as the kernels of a cuda_attention: graphs made through its C++ frontend.
-// Needs cuDNN 9 and its frontend (tutti::cudnn); any C++20 compiler, no nvcc. It takes long to compile: include it in one
-// file, and pass the object on as a fused_attention.
+// Needs cuDNN 9 and its frontend (tutti::cudnn); any C++20 compiler, no nvcc. It takes a minute to compile: include it
+// in one file, and pass the object on as a fused_attention.
 #pragma once
 
 #include <array>          // strides
@@ -30,8 +30,8 @@ namespace tutti::sequence {
 ///
 /// Semantics    one queue at a time: calls on another queue wait for those before.
 /// Determinism  of cuDNN's backward the deterministic form is asked for.
-/// Cost         a graph is built when a shape, with its strides, is first seen: tenths of a second of the host's time. The
-///              `graphs` that were used last are kept, 256 by default; a workspace of the largest.
+/// Cost         a graph is built when a shape, with its strides, is first seen: tenths of a second of the host's time.
+///              So many `graphs` as were used last are kept, and a workspace of the largest.
 /// Errors       backend_error with cuDNN's code and text, but for shapes that it refuses: those run() declines.
 class cudnn_attention final : public fused_attention {
     // What names a tensor of a graph when arguments are bound to it.

@@ -20,10 +20,11 @@ struct fused_tensor {
 
 /// One call of a library.
 ///
-/// Shapes  queries, keys: rows that the tensors have, multiples of 128. seen_queries and seen_keys: numbers in the
-///         device's memory, of the rows that count, or null where all do. causal: query i sees keys [0, i], and there are
-///         as many queries as keys.
-/// Units   log_sum_exp: natural logarithms, [query head][queries]; forward writes it, backward reads it. `out` likewise.
+/// Shapes  queries, keys: rows that the tensors have, multiples of 128. seen_queries and seen_keys: how many of them
+///         count, in the device's memory; null where all do. causal: query i sees keys [0, i], and there are as many
+///         queries as keys.
+/// Units   log_sum_exp: natural logarithms, [query head][queries]. It and out are written by forward, and read by
+///         backward, to which they are of all keys that the queries attended to.
 struct fused_call {
     dtype element = dtype::bfloat16;
     attention_heads heads{};
@@ -41,7 +42,7 @@ struct fused_call {
 
 /// Kernels of attention that a library has.
 ///
-/// Semantics    run: enqueues the call, or says that there is no kernel for it, having enqueued nothing. What is written
+/// Semantics    run: enqueues the call, or says that there is no kernel for it, having enqueued nothing. What it writes
 ///              beyond the rows that count is unspecified.
 /// Determinism  the same call gives the same bits.
 /// Errors       backend_error with the library's text.

@@ -1,5 +1,6 @@
-// Attention of a block on a GPU, forward and backward, for all types, shapes and masks: tiles of 32 x 32 in shared memory.
-// Needs sequence/block_attention and nvcc. What tensor cores do not do: float, double, odd widths, odd masks.
+// tiled_attention: attention of a block on a GPU, forward and backward, for all types, shapes and masks, in tiles of
+// 32 x 32. Needs sequence/block_attention and nvcc. For what tensor cores do not do: float, double, odd widths, odd
+// masks.
 // Source: Dao et al. 2022, arXiv:2205.14135.
 #pragma once
 
@@ -75,9 +76,9 @@ template <class P> struct tile_part {
 /// Rows of a times rows of b over the whole width; `left` and `right` are scratch, free before and after.
 template <class P, class T>
 __device__ tile_part<P> rows_by_rows(tile_memory<P>& left, tile_memory<P>& right,
-                                     const token_view<const T, device_memory>& a, std::size_t a_head,
-                                     std::size_t a_row, const token_view<const T, device_memory>& b,
-                                     std::size_t b_head, std::size_t b_row) {
+                                     const token_view<const T, device_memory>& a, std::size_t a_head, std::size_t a_row,
+                                     const token_view<const T, device_memory>& b, std::size_t b_head,
+                                     std::size_t b_row) {
     tile_part<P> sums;
     for (std::size_t column = 0; column < a.width; column += tile) {
         left.load(a, a_head, a_row, column);
@@ -176,9 +177,8 @@ template <class T> __global__ void __launch_bounds__(tile_threads) tiled_forward
 template <class T> struct softmax_gradients {
     using P = accumulator_t<T>;
     tile_part<P> weights, scores;
-    __device__ softmax_gradients(tile_memory<P>& left, tile_memory<P>& right,
-                                 const backward_block<T, device_memory>& b, std::size_t head, std::size_t source,
-                                 std::size_t first, std::size_t base)
+    __device__ softmax_gradients(tile_memory<P>& left, tile_memory<P>& right, const backward_block<T, device_memory>& b,
+                                 std::size_t head, std::size_t source, std::size_t first, std::size_t base)
         : weights(rows_by_rows(left, right, b.query, head, first, b.key, source, base))
         , scores(rows_by_rows(left, right, b.d_out, head, first, b.value, source, base)) {
         tile_part<P>::each([&](unsigned i, unsigned j) {
@@ -198,9 +198,8 @@ template <class T> struct softmax_gradients {
         });
     }
     static __device__ void store(const tile_part<P>& from, tile_memory<P>& into) {
-        tile_part<P>::each([&](unsigned i, unsigned j) {
-            into.of[tile_part<P>::row(i)][tile_part<P>::column(j)] = from.of[i][j];
-        });
+        tile_part<P>::each(
+            [&](unsigned i, unsigned j) { into.of[tile_part<P>::row(i)][tile_part<P>::column(j)] = from.of[i][j]; });
     }
 };
 
@@ -281,8 +280,8 @@ __global__ void __launch_bounds__(tile_threads) tiled_backward_keys(backward_blo
 }
 
 template <class Block>
-void start_tiles(const cuda_queue& q, std::string_view name, void (*kernel)(Block), std::size_t rows,
-                 std::size_t heads, std::size_t width, const Block& block) {
+void start_tiles(const cuda_queue& q, std::string_view name, void (*kernel)(Block), std::size_t rows, std::size_t heads,
+                 std::size_t width, const Block& block) {
     constexpr std::size_t columns = tile * tile_parts;
     if (heads > 65535 || rows / tile > 0x7ffffffe) {
         throw usage_error(formatted("{}: {} rows of {} heads are too many for one launch", name, rows, heads));

@@ -10,7 +10,7 @@
 #include <limits>       // infinity
 #include <string_view>  // names
 
-#include <tutti/core/cuda_run.cuh>               // start, pack
+#include <tutti/core/cuda_run.cuh>              // start, pack
 #include <tutti/sequence/token_operations.hpp>  // operations
 
 namespace tutti::sequence {
@@ -56,9 +56,9 @@ template <std::size_t count> struct token_rows {
         for (std::size_t i = 0; i < count; ++i) {
             if (outer_stride[i] % of != 0 || inner_stride[i] % of != 0) { return false; }
         }
-        return (... && (reinterpret_cast<std::uintptr_t>(views.data) %
-                            std::min<std::size_t>(16, of * sizeof(*views.data)) ==
-                        0));
+        return (
+            ... &&
+            (reinterpret_cast<std::uintptr_t>(views.data) % std::min<std::size_t>(16, of * sizeof(*views.data)) == 0));
     }
     [[nodiscard]] __device__ std::size_t offset(unsigned view, std::size_t row) const {
         if (rows <= 0xffffffffu) {  // a division of half the width takes a quarter of the time
@@ -94,8 +94,8 @@ struct place {
         const std::size_t packs = at.width / size;
         if (at.rows == 1) { return {0, i * size, i < packs}; }
         const std::size_t row = i <= 0xffffffffu && packs <= 0xffffffffu
-            ? static_cast<unsigned>(i) / static_cast<unsigned>(packs)
-            : i / packs;
+                                    ? static_cast<unsigned>(i) / static_cast<unsigned>(packs)
+                                    : i / packs;
         return {row, (i - row * packs) * size, row < at.rows};
     }
 };
@@ -222,9 +222,7 @@ template <floating_element T> void launch(const cuda_queue& q, const dot_tokens_
                              tokens_inside ? op.out.token_stride : op.out.head_stride);
     };
     constexpr unsigned size = 16 / sizeof(T);
-    if (at.in_packs(size, op.a, op.b)) {
-        return start(detail::dot_rows<size, operation, T, typename operation::P>);
-    }
+    if (at.in_packs(size, op.a, op.b)) { return start(detail::dot_rows<size, operation, T, typename operation::P>); }
     start(detail::dot_rows<1, operation, T, typename operation::P>);
 }
 

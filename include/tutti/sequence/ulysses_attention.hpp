@@ -32,8 +32,8 @@ namespace tutti::sequence {
 /// Cost         a rank of G with n tokens of a sequence of s sends, for each pair of token and head, width * sizeof(T)
 ///              bytes: of n (G - 1) / G tokens of all query and kv heads forward, and of s - n tokens of its part of the
 ///              query heads, with sizeof(P) bytes for the sum of each. Backward: n (G - 1) / G of all heads and query
-///              heads again (twice where the kernel wants out), with two P a query head; s - n of its part of all heads. Memory: its part of the heads of
-///              all tokens, and all heads of its tokens, of each tensor.
+///              heads again, twice where the kernel wants out, with two P a query head; s - n of its part of all heads.
+///              Memory: its part of the heads of all tokens, and all heads of its tokens, of each tensor.
 /// Errors       as ring_attention; usage_error from plan, on all ranks, when G does not divide the heads.
 template <comm::can_exchange C, block_attention Block>
 class ulysses_attention : public detail::attention_engine<C, Block> {

@@ -196,10 +196,10 @@ protected:
         copy_tokens(queue_, s.rows_of(value), into.value);
     }
 
-    /// This rank's rows of a sequence attend to those of a member. The own ones, which come first, give the first result;
-    /// what comes of others is merged. The order is fixed: so are the bits.
-    void attend(const ring_share& s, const tensor<const T>& query, std::size_t member,
-                const block_rows<const T>& block, const tensor<P>& out, const tensor<P>& log_sum_exp) {
+    /// This rank's rows of a sequence attend to those of a member. Its own ones, which come first, give the first
+    /// result; what comes of others is merged. The order is fixed: so are the bits.
+    void attend(const ring_share& s, const tensor<const T>& query, std::size_t member, const block_rows<const T>& block,
+                const tensor<P>& out, const tensor<P>& log_sum_exp) {
         const block_pair b = pair_of(s, member);
         if (b.queries == 0 || b.keys == 0) { return; }
         const std::size_t row = s.first_row + b.first_query;
@@ -277,8 +277,9 @@ private:
         std::size_t first_query, queries, keys;
         visibility seen;
     };
-    // Rows are in the order of positions. So of its own keys a row sees those up to itself; all rows see the early chunk
-    // of a member before this one in the sequence's order, and the late rows all keys of one behind it.
+    // Rows are in the order of positions. So of a rank's own keys a row sees those up to itself. The early chunk of a
+    // member with a lower place is before all rows, its late chunk behind them; a member with a higher place is between
+    // the early rows and the late.
     [[nodiscard]] block_pair pair_of(const ring_share& s, std::size_t member) const noexcept {
         const std::size_t mine = s.mine.tokens();
         if (rule_ == mask::full) { return {0, mine, s.of(member).tokens(), {}}; }
