@@ -1,6 +1,6 @@
 """Conan 2 recipe: tutti is header-only, so one package serves every setting.
 
-Consumers get tutti's own CMake package (find_package(tutti COMPONENTS mpi blas cuda cublas nccl checkpoint)), which
+Consumers get tutti's own CMake package (find_package(tutti COMPONENTS mpi blas cuda cublas cudnn nccl checkpoint)), which
 searches MPI, BLAS, CUDA, NCCL, zlib and nlohmann-json only for those who ask; the components below tell the other
 generators what to include and link.
 """
@@ -60,10 +60,10 @@ class TuttiRecipe(ConanFile):
 
     def package_info(self):
         self.cpp_info.set_property("cmake_find_mode", "none")  # tuttiConfig.cmake is in the package
-        for name in ("tutti", "mpi", "blas", "cuda", "cublas", "nccl", "checkpoint"):
+        for name in ("tutti", "mpi", "blas", "cuda", "cublas", "cudnn", "nccl", "checkpoint"):
             component = self.cpp_info.components[name]
             component.set_property("cmake_target_name", f"tutti::{name}")
-            component.requires = {"tutti": ["fmt::fmt"], "cublas": ["cuda"]}.get(name, ["tutti"])
+            component.requires = {"tutti": ["fmt::fmt"], "cublas": ["cuda"], "cudnn": ["cuda"]}.get(name, ["tutti"])
             component.bindirs = []
             component.libdirs = []
             component.builddirs = ["share/cmake/tutti"]

@@ -60,6 +60,7 @@ struct block_data {
                 f.seen,
                 f.scale,
                 queries(of.d_out[0]).rows(a, b - a),
+                {},
                 f.log_sum_exp,
                 numbers(delta).rows(a, b - a),
                 queries(d_query).rows(a, b - a),

@@ -246,7 +246,8 @@ TEST_CASE("memory is two blocks of keys and values, and three of their gradients
         e.plan(where);
         mine.forward(e);
         const std::size_t block = 24 * 2 * heads.kv * heads.width * sizeof(double);
-        const std::size_t longest = world.rank() == 2 ? 50 : world.rank() == 3 ? 24 : 12;  // rank 3's chunks touch
+        // Rank 0 is before all others: only its late chunk sees their keys. What a rank has alone is merged with nothing.
+        const std::size_t longest = world.rank() == 0 ? 12 : 24;
         const std::size_t partial = longest * heads.query * (heads.width + 1) * sizeof(double);
         expect(q.account().peak() - before == 2 * block + partial, "forward takes {} bytes, not {}",
                q.account().peak() - before, 2 * block + partial);

@@ -40,12 +40,12 @@ template <floating_element T, memory M> struct forward_block {
 /// One backward call: adds this block's part to the gradients of query, key and value.
 ///
 /// log_sum_exp and delta are of all keys that the queries attended to, not of this block's: with them the softmax needs
-/// no other block. delta = sum over width of d_out * out.
+/// no other block. So is out, which is empty unless wants_out<kernel>. delta = sum over width of d_out * out.
 template <floating_element T, memory M> struct backward_block {
     token_view<const T, M> query, key, value;
     visibility seen;
     double scale = 1;
-    token_view<const T, M> d_out;
+    token_view<const T, M> d_out, out;
     token_view<const accumulator_t<T>, M> log_sum_exp, delta;
     token_view<accumulator_t<T>, M> d_query, d_key, d_value;
 };
@@ -67,5 +67,8 @@ concept block_attention = std::movable<B> && queue<typename B::queue_type> &&
     b.forward(q, f);
     b.backward(q, g);
 };
+
+/// Does the kernel compute delta by itself, from out? It says so by `static constexpr bool wants_out = true`.
+template <block_attention B> inline constexpr bool wants_out = requires { requires B::wants_out; };
 
 }  // namespace tutti::sequence

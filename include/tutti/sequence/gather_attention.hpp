@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>  // size_t
-#include <limits>   // infinity
 #include <utility>  // move
 #include <vector>   // places in buffers
 
@@ -72,12 +71,11 @@ public:
     void forward(tensor<const T> query, tensor<const T> key, tensor<const T> value, tensor<T> out,
                  tensor<P> log_sum_exp) {
         this->expect_forward(query, key, value, out, log_sum_exp);
-        const tensor<P> sums = this->sums_for(out, this->out_sums_);
-        fill_tokens(this->queue_, log_sum_exp, -std::numeric_limits<P>::infinity());
+        const tensor<P> sums = this->out_for(out, log_sum_exp);
         const schedule::ticket<Q> gathered = gather(key, value);
         for_each_step(gathered, [&](std::size_t i, std::size_t j) {
             const auto& s = this->shares_[i];
-            this->attend(s, query, s.of(j), block_of(blocks_.view(), i, j), sums, log_sum_exp);
+            this->attend(s, query, j, block_of(blocks_.view(), i, j), sums, log_sum_exp);
         });
         this->finish(sums, out);
     }
@@ -88,8 +86,8 @@ public:
         this->expect_forward(query, key, value, out, log_sum_exp);
         this->expect_gradients(d_out, d_query, d_key, d_value);
         const tensor<P> delta = this->deltas_of(d_out, out);
-        const typename base::backward_rows from{query, d_out, log_sum_exp, delta,
-                                                this->sums_for(d_query, this->query_sums_)};
+        const typename base::backward_rows from{
+            query, d_out, out, log_sum_exp, delta, this->sums_for(d_query, this->query_sums_)};
         this->reserve(gradients_, gathered_ * this->block_width());
         this->reserve(returns_, returned_ * this->block_width());
         fill_tokens(this->queue_, tensor<P>(gradients_.view(), gathered_, 1, this->block_width()), P{0});
@@ -97,8 +95,7 @@ public:
             const schedule::ticket<Q> gathered = gather(key, value);
             for_each_step(gathered, [&](std::size_t i, std::size_t j) {
                 const auto& s = this->shares_[i];
-                this->differentiate(s, from, s.of(j), block_of(blocks_.view(), i, j),
-                                    block_of(gradients_.view(), i, j));
+                this->differentiate(s, from, j, block_of(blocks_.view(), i, j), block_of(gradients_.view(), i, j));
             });
         }
         transfers messages;

@@ -7,7 +7,6 @@
 #include <array>        // two of each buffer
 #include <concepts>     // copyable, same_as
 #include <cstddef>      // size_t
-#include <limits>       // infinity
 #include <memory>       // an exchange that the lane shares
 #include <span>         // messages
 #include <string_view>  // names
@@ -159,8 +158,7 @@ public:
     void forward(tensor<const T> query, tensor<const T> key, tensor<const T> value, tensor<T> out,
                  tensor<P> log_sum_exp) {
         this->expect_forward(query, key, value, out, log_sum_exp);
-        const tensor<P> sums = this->sums_for(out, this->out_sums_);
-        fill_tokens(this->queue_, log_sum_exp, -std::numeric_limits<P>::infinity());
+        const tensor<P> sums = this->out_for(out, log_sum_exp);
         load(key, value);
         std::size_t locals_done = 0;
         for (std::size_t t = 0; t < this->rounds_; ++t) {
@@ -168,12 +166,13 @@ public:
             for (std::size_t i = 0; i < this->shares_.size(); ++i) {
                 const auto& s = this->shares_[i];
                 if (s.members() == 1 || t >= s.members()) { continue; }
-                const detail::member_tokens to = s.of(s.before(t));
-                this->attend(s, query, to, block_of(blocks_[t % 2].view(), i, to.tokens()), sums, log_sum_exp);
+                const std::size_t member = s.before(t);
+                this->attend(s, query, member, block_of(blocks_[t % 2].view(), i, s.of(member).tokens()), sums,
+                             log_sum_exp);
             }
             for (; locals_done < locals_until(t); ++locals_done) {
                 const auto& s = this->shares_[locals_[locals_done]];
-                this->attend(s, query, s.mine, {s.rows_of(key), s.rows_of(value)}, sums, log_sum_exp);
+                this->attend(s, query, s.place, {s.rows_of(key), s.rows_of(value)}, sums, log_sum_exp);
             }
             moved.wait(this->queue_);
         }
@@ -186,8 +185,8 @@ public:
         this->expect_forward(query, key, value, out, log_sum_exp);
         this->expect_gradients(d_out, d_query, d_key, d_value);
         const tensor<P> delta = this->deltas_of(d_out, out);
-        const typename base::backward_rows from{query, d_out, log_sum_exp, delta,
-                                                this->sums_for(d_query, this->query_sums_)};
+        const typename base::backward_rows from{
+            query, d_out, out, log_sum_exp, delta, this->sums_for(d_query, this->query_sums_)};
         const tensor<P> key_sums = this->sums_for(d_key, this->key_sums_);
         const tensor<P> value_sums = this->sums_for(d_value, this->value_sums_);
         load(key, value);
@@ -201,16 +200,17 @@ public:
             for (std::size_t i = 0; i < this->shares_.size(); ++i) {
                 const auto& s = this->shares_[i];
                 if (s.members() == 1 || t >= s.members()) { continue; }
-                const detail::member_tokens to = s.of(s.before(t));
-                const auto b = block_of(blocks_[t % 2].view(), i, to.tokens());
-                const auto g = block_of((t == 0 ? gradients_[0] : contribution_).view(), i, to.tokens());
+                const std::size_t member = s.before(t);
+                const std::size_t count = s.of(member).tokens();
+                const auto b = block_of(blocks_[t % 2].view(), i, count);
+                const auto g = block_of((t == 0 ? gradients_[0] : contribution_).view(), i, count);
                 fill_tokens(this->queue_, g.key, P{0});
                 fill_tokens(this->queue_, g.value, P{0});
-                this->differentiate(s, from, to, b, g);
+                this->differentiate(s, from, member, b, g);
             }
             for (; locals_done < locals_until(t); ++locals_done) {
                 const auto& s = this->shares_[locals_[locals_done]];
-                this->differentiate(s, from, s.mine, {s.rows_of(key), s.rows_of(value)},
+                this->differentiate(s, from, s.place, {s.rows_of(key), s.rows_of(value)},
                                     {s.rows_of(key_sums), s.rows_of(value_sums)});
             }
             moved.wait(this->queue_);

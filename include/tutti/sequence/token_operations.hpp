@@ -8,7 +8,9 @@
 #include <string_view>  // names
 #include <type_traits>  // type_identity
 
+#include <tutti/core/config.hpp>          // TUTTI_HOST_DEVICE
 #include <tutti/core/element.hpp>         // accumulator_t
+#include <tutti/core/exact.hpp>           // bits of merges and dot products
 #include <tutti/core/run.hpp>             // run, cost
 #include <tutti/sequence/token_view.hpp>  // token_view
 
@@ -56,14 +58,17 @@ template <floating_element From, floating_element To, memory M> struct copy_toke
         const std::size_t passes = sizeof(From) + (adds ? 2 : 1) * sizeof(To);
         return {static_cast<double>(in.size() * passes), adds ? static_cast<double>(in.size()) : 0};
     }
+    [[nodiscard]] static TUTTI_HOST_DEVICE To copied(From x) noexcept {
+        return static_cast<To>(static_cast<accumulator_t<From>>(x));
+    }
+    [[nodiscard]] static TUTTI_HOST_DEVICE To added(To sum, From x) noexcept {
+        return static_cast<To>(static_cast<accumulator_t<To>>(sum) + static_cast<accumulator_t<From>>(x));
+    }
     void operator()() const {
         detail::for_each_head(out, [&](std::size_t t, std::size_t h) {
             const From* const x = in.at(t, h);
             To* const y = out.at(t, h);
-            for (std::size_t c = 0; c < out.width; ++c) {
-                const auto value = static_cast<accumulator_t<From>>(x[c]);
-                y[c] = static_cast<To>(adds ? static_cast<accumulator_t<To>>(y[c]) + value : value);
-            }
+            for (std::size_t c = 0; c < out.width; ++c) { y[c] = adds ? added(y[c], x[c]) : copied(x[c]); }
         });
     }
 };
@@ -71,19 +76,22 @@ template <floating_element From, floating_element To, memory M> struct copy_toke
 /// out(t, h) = sum over c of a(t, h, c) * b(t, h, c), in the precision of sums.
 template <floating_element T, memory M> struct dot_tokens_operation {
     static constexpr std::string_view name = "dot tokens";
+    using P = accumulator_t<T>;
     token_view<const T, M> a, b;
-    token_view<accumulator_t<T>, M> out;
+    token_view<P, M> out;
     [[nodiscard]] tutti::cost cost() const noexcept {
-        return {static_cast<double>(2 * a.size() * sizeof(T) + out.size() * sizeof(accumulator_t<T>)),
+        return {static_cast<double>(2 * a.size() * sizeof(T) + out.size() * sizeof(P)),
                 2 * static_cast<double>(a.size())};
     }
+    [[nodiscard]] static TUTTI_HOST_DEVICE P added_product(P total, T x, T y) noexcept {
+        return (exact(total) + exact(static_cast<P>(x)) * exact(static_cast<P>(y))).value;
+    }
     void operator()() const {
-        using P = accumulator_t<T>;
         detail::for_each_head(out, [&](std::size_t t, std::size_t h) {
             const T* const x = a.at(t, h);
             const T* const y = b.at(t, h);
             P total = 0;
-            for (std::size_t c = 0; c < a.width; ++c) { total += static_cast<P>(x[c]) * static_cast<P>(y[c]); }
+            for (std::size_t c = 0; c < a.width; ++c) { total = added_product(total, x[c], y[c]); }
             *out.at(t, h) = total;
         });
     }
@@ -104,19 +112,34 @@ template <floating_element P, memory M> struct merge_operation {
         return {3.0 * static_cast<double>((out.size() + log_sum_exp.size()) * sizeof(P)),
                 3.0 * static_cast<double>(out.size())};
     }
+    /// How a row is merged, by its log_sum_exp and the other one.
+    class weights {
+        P larger_, keep_, take_, total_;
+
+    public:
+        TUTTI_HOST_DEVICE weights(P mine, P other) noexcept
+            : larger_(mine > other ? mine : other)
+            , keep_(std::exp(mine - larger_))
+            , take_(std::exp(other - larger_))
+            , total_(keep_ + take_) {}
+        /// Neither attended to anything: the row stays.
+        [[nodiscard]] TUTTI_HOST_DEVICE bool nothing() const noexcept {
+            return larger_ == -std::numeric_limits<P>::infinity();
+        }
+        [[nodiscard]] TUTTI_HOST_DEVICE P out(P mine, P other) const noexcept {
+            return ((exact(keep_) * exact(mine) + exact(take_) * exact(other)) / exact(total_)).value;
+        }
+        [[nodiscard]] TUTTI_HOST_DEVICE P log_sum_exp() const noexcept { return larger_ + std::log(total_); }
+    };
     void operator()() const {
         detail::for_each_head(out, [&](std::size_t t, std::size_t h) {
             P& mine = *log_sum_exp.at(t, h);
-            const P other = *other_log_sum_exp.at(t, h);
-            const P larger = mine > other ? mine : other;
-            if (larger == -std::numeric_limits<P>::infinity()) { return; }
-            const P keep = std::exp(mine - larger);
-            const P take = std::exp(other - larger);
-            const P total = keep + take;
+            const weights w(mine, *other_log_sum_exp.at(t, h));
+            if (w.nothing()) { return; }
             const P* const x = other_out.at(t, h);
             P* const y = out.at(t, h);
-            for (std::size_t c = 0; c < out.width; ++c) { y[c] = (keep * y[c] + take * x[c]) / total; }
-            mine = larger + std::log(total);
+            for (std::size_t c = 0; c < out.width; ++c) { y[c] = w.out(y[c], x[c]); }
+            mine = w.log_sum_exp();
         });
     }
 };

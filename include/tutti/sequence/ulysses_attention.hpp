@@ -32,8 +32,8 @@ namespace tutti::sequence {
 /// Cost         a rank of G with n tokens of a sequence of s sends, for each pair of token and head, width * sizeof(T)
 ///              bytes: of n (G - 1) / G tokens of all query and kv heads forward, and of s - n tokens of its part of the
 ///              query heads, with sizeof(P) bytes for the sum of each. Backward: n (G - 1) / G of all heads and query
-///              heads again, with two P a query head; s - n of its part of all heads. Memory: its part of the heads of
-///              all tokens, and all heads of its tokens, of each tensor.
+///              heads again, twice where the kernel wants out, with two P a query head; s - n of its part of all heads.
+///              Memory: its part of the heads of all tokens, and all heads of its tokens, of each tensor.
 /// Errors       as ring_attention; usage_error from plan, on all ranks, when G does not divide the heads.
 template <comm::can_exchange C, block_attention Block>
 class ulysses_attention : public detail::attention_engine<C, Block> {
@@ -46,7 +46,7 @@ class ulysses_attention : public detail::attention_engine<C, Block> {
     template <class U> using tensor = token_view<U, M>;
     template <class U> using exchanged = detail::head_exchange<U, Q>;
 
-    exchanged<T> query_, key_, value_, out_, d_query_, d_key_, d_value_;
+    exchanged<T> query_, key_, value_, out_, final_out_, d_query_, d_key_, d_value_;
     exchanged<P> log_sum_exp_, delta_;
 
 public:
@@ -56,6 +56,7 @@ public:
         , key_(this->queue_, heads.kv, heads.width)
         , value_(this->queue_, heads.kv, heads.width)
         , out_(this->queue_, heads.query, heads.width)
+        , final_out_(this->queue_, heads.query, heads.width)
         , d_query_(this->queue_, heads.query, heads.width)
         , d_key_(this->queue_, heads.kv, heads.width)
         , d_value_(this->queue_, heads.kv, heads.width)
@@ -111,16 +112,19 @@ public:
         key_.give_heads(this->shares_, key, messages);
         value_.give_heads(this->shares_, value, messages);
         out_.give_heads(this->shares_, d_out, messages);
+        if constexpr (wants_out<Block>) { final_out_.give_heads(this->shares_, out, messages); }
         log_sum_exp_.give_heads(this->shares_, log_sum_exp, messages);
         delta_.give_heads(this->shares_, tensor<const P>(this->deltas_of(d_out, out)), messages);
         for (exchanged<T>* gradient : {&d_query_, &d_key_, &d_value_}) { gradient->place(this->shares_); }
         for_each_share(this->carry("tokens for heads", std::move(messages)), [&](std::size_t i) {
+            tensor<const T> final_out;
+            if constexpr (wants_out<Block>) { final_out = final_out_.whole(i); }
             const tensor<P> query_sums = this->zeros_for(d_query_.whole(i), this->query_sums_);
             const tensor<P> key_sums = this->zeros_for(d_key_.whole(i), this->key_sums_);
             const tensor<P> value_sums = this->zeros_for(d_value_.whole(i), this->value_sums_);
             this->block_.backward(this->queue_,
                                   backward_block<T, M>{query_.whole(i), key_.whole(i), value_.whole(i), everything(),
-                                                       this->scale_, out_.whole(i), log_sum_exp_.whole(i),
+                                                       this->scale_, out_.whole(i), final_out, log_sum_exp_.whole(i),
                                                        delta_.whole(i), query_sums, key_sums, value_sums});
             this->finish(query_sums, d_query_.whole(i));
             this->finish(key_sums, d_key_.whole(i));

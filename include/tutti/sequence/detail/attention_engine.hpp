@@ -9,6 +9,7 @@
 #include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
+#include <limits>       // infinity
 #include <span>         // messages
 #include <string>       // texts
 #include <string_view>  // names
@@ -96,7 +97,9 @@ protected:
         std::size_t longest = 0;
         for (const ring_share& s : shares_) {
             tokens_ += s.mine.tokens();
-            for (const stretch& part : s.mine.stretches()) { longest = std::max(longest, part.size()); }
+            for (const std::size_t other : {s.before(1), s.before(s.members() - 1)}) {
+                if (other != s.place) { longest = std::max(longest, pair_of(s, other).queries); }
+            }
         }
         reserve(partial_, longest * heads_.query * (heads_.width + 1));
         planned_ = true;
@@ -118,34 +121,47 @@ protected:
         expect_rows("d_value", d_value, heads_.kv, heads_.width);
     }
 
-    /// Where results of T are summed: in themselves, or beside them when they are rounded at the end. Zeros.
-    [[nodiscard]] tensor<P> zeros_for(const tensor<T>& result, buffer<P, Q>& beside) {
-        tensor<P> sums;
+    /// Where results of T are computed: in themselves, or beside them when they are rounded at the end.
+    [[nodiscard]] tensor<P> memory_for(const tensor<T>& result, buffer<P, Q>& beside) {
         if constexpr (!rounds_results) {
-            sums = result;
+            return result;
         } else {
             reserve(beside, result.size());
-            sums = tensor<P>(beside.view(), result.tokens, result.heads, result.width);
+            return tensor<P>(beside.view(), result.tokens, result.heads, result.width);
         }
+    }
+    /// The same, for sums.
+    [[nodiscard]] tensor<P> zeros_for(const tensor<T>& result, buffer<P, Q>& beside) {
+        const tensor<P> sums = memory_for(result, beside);
         fill_tokens(queue_, sums, P{0});
         return sums;
     }
-    /// The same for a tensor of this rank's rows, whose padding becomes 0.
+    /// Of a tensor of this rank's rows the rest, the padding.
+    template <class U> [[nodiscard]] tensor<U> padding_of(const tensor<U>& all) const noexcept {
+        return all.rows(tokens_, all.tokens - tokens_);
+    }
+    /// Zeros for sums of this rank's rows; the padding becomes 0 at once.
     [[nodiscard]] tensor<P> sums_for(const tensor<T>& result, buffer<P, Q>& beside) {
-        fill_tokens(queue_, result.rows(tokens_, result.tokens - tokens_), T{});
+        fill_tokens(queue_, padding_of(result), T{});
         return zeros_for(result.rows(0, tokens_), beside);
+    }
+    /// The same for out and log_sum_exp, of which every row is written.
+    [[nodiscard]] tensor<P> out_for(const tensor<T>& out, const tensor<P>& log_sum_exp) {
+        fill_tokens(queue_, padding_of(out), T{});
+        fill_tokens(queue_, padding_of(log_sum_exp), -std::numeric_limits<P>::infinity());
+        return memory_for(out.rows(0, tokens_), out_sums_);
     }
     void finish(const tensor<P>& sums, const tensor<T>& result) {
         if constexpr (rounds_results) { copy_tokens(queue_, sums, result.rows(0, sums.tokens)); }
     }
 
     struct backward_rows {
-        tensor<const T> query, d_out;
+        tensor<const T> query, d_out, out;
         tensor<const P> log_sum_exp, delta;
         tensor<P> d_query;
         [[nodiscard]] backward_rows rows(std::size_t first, std::size_t count) const {
-            return {query.rows(first, count), d_out.rows(first, count), log_sum_exp.rows(first, count),
-                    delta.rows(first, count), d_query.rows(first, count)};
+            return {query.rows(first, count),       d_out.rows(first, count), out.rows(first, count),
+                    log_sum_exp.rows(first, count), delta.rows(first, count), d_query.rows(first, count)};
         }
     };
     /// d_out * out of this rank's rows.
@@ -182,31 +198,35 @@ protected:
         copy_tokens(queue_, s.rows_of(value), into.value);
     }
 
-    /// This rank's rows of a sequence attend to those of another member, and what comes of it is merged. Stretches of
-    /// which no query sees a key are left out. The order is fixed: so are the bits.
-    void attend(const ring_share& s, const tensor<const T>& query, const member_tokens& to,
-                const block_rows<const T>& block, const tensor<P>& out, const tensor<P>& log_sum_exp) {
-        for_each_pair(s.mine, to, [&](const stretch& a, const stretch& b, visibility seen) {
-            const std::size_t numbers = a.size() * heads_.query;
-            const std::size_t row = s.first_row + a.row;
-            const tensor<P> part(partial_.view(), a.size(), heads_.query, heads_.width);
-            const tensor<P> sums =
-                numbers_by_head(partial_.view().sub(numbers * heads_.width, numbers), a.size(), heads_.query);
-            block_.forward(queue_, forward_block<T, M>{query.rows(row, a.size()), block.key.rows(b.row, b.size()),
-                                                       block.value.rows(b.row, b.size()), seen, scale_, part, sums});
-            run(queue_, merge_operation<P, M>{part, sums, out.rows(row, a.size()), log_sum_exp.rows(row, a.size())});
-        });
+    /// This rank's rows of a sequence attend to those of a member. Its own ones, which come first, give the first
+    /// result; what comes of others is merged. The order is fixed: so are the bits.
+    void attend(const ring_share& s, const tensor<const T>& query, std::size_t member, const block_rows<const T>& block,
+                const tensor<P>& out, const tensor<P>& log_sum_exp) {
+        const block_pair b = pair_of(s, member);
+        if (b.queries == 0 || b.keys == 0) { return; }
+        const std::size_t row = s.first_row + b.first_query;
+        const tensor<P> all_out = out.rows(row, b.queries);
+        const tensor<P> all_sums = log_sum_exp.rows(row, b.queries);
+        const std::size_t numbers = b.queries * heads_.query;
+        const bool first = member == s.place;
+        const tensor<P> part = first ? all_out : tensor<P>(partial_.view(), b.queries, heads_.query, heads_.width);
+        const tensor<P> sums =
+            first ? all_sums
+                  : numbers_by_head(partial_.view().sub(numbers * heads_.width, numbers), b.queries, heads_.query);
+        block_.forward(queue_, forward_block<T, M>{query.rows(row, b.queries), block.key.rows(0, b.keys),
+                                                   block.value.rows(0, b.keys), b.seen, scale_, part, sums});
+        if (!first) { run(queue_, merge_operation<P, M>{part, sums, all_out, all_sums}); }
     }
-    /// Adds to the gradients what this rank's rows of a sequence have to do with those of another member.
-    void differentiate(const ring_share& s, const backward_rows& from, const member_tokens& to,
+    /// Adds to the gradients what this rank's rows of a sequence have to do with those of a member.
+    void differentiate(const ring_share& s, const backward_rows& from, std::size_t member,
                        const block_rows<const T>& block, const block_rows<P>& gradients) {
-        for_each_pair(s.mine, to, [&](const stretch& a, const stretch& b, visibility seen) {
-            const backward_rows part = from.rows(s.first_row + a.row, a.size());
-            block_.backward(queue_, backward_block<T, M>{
-                                        part.query, block.key.rows(b.row, b.size()), block.value.rows(b.row, b.size()),
-                                        seen, scale_, part.d_out, part.log_sum_exp, part.delta, part.d_query,
-                                        gradients.key.rows(b.row, b.size()), gradients.value.rows(b.row, b.size())});
-        });
+        const block_pair b = pair_of(s, member);
+        if (b.queries == 0 || b.keys == 0) { return; }
+        const backward_rows part = from.rows(s.first_row + b.first_query, b.queries);
+        block_.backward(queue_,
+                        backward_block<T, M>{part.query, block.key.rows(0, b.keys), block.value.rows(0, b.keys), b.seen,
+                                             scale_, part.d_out, part.out, part.log_sum_exp, part.delta, part.d_query,
+                                             gradients.key.rows(0, b.keys), gradients.value.rows(0, b.keys)});
     }
 
     /// Messages as one grouped call on the lane, behind what the queue has got.
@@ -254,16 +274,21 @@ private:
         throw usage_error(why);
     }
 
-    template <class F> void for_each_pair(const member_tokens& from, const member_tokens& to, F f) {
-        for (const stretch& a : from.stretches()) {
-            for (const stretch& b : to.stretches()) {
-                if (rule_ == mask::full || b.end - 1 <= a.begin) {
-                    f(a, b, visibility{mask::full, a.begin, b.begin});
-                } else if (b.begin < a.end) {
-                    f(a, b, visibility{mask::causal, a.begin, b.begin});
-                }
-            }
-        }
+    // Which of this rank's rows of a sequence see keys of a member, and which keys: its first ones.
+    struct block_pair {
+        std::size_t first_query, queries, keys;
+        visibility seen;
+    };
+    // Rows are in the order of positions. So of a rank's own keys a row sees those up to itself. The early chunk of a
+    // member with a lower place is before all rows, its late chunk behind them; a member with a higher place is between
+    // the early rows and the late.
+    [[nodiscard]] block_pair pair_of(const ring_share& s, std::size_t member) const noexcept {
+        const std::size_t mine = s.mine.tokens();
+        if (rule_ == mask::full) { return {0, mine, s.of(member).tokens(), {}}; }
+        if (member == s.place) { return {0, mine, mine, {mask::causal, 0, 0}}; }
+        if (member < s.place) { return {0, mine, s.early(member), {}}; }
+        const std::size_t early = s.early(s.place);
+        return {early, mine - early, s.of(member).tokens(), {}};
     }
 
 protected:

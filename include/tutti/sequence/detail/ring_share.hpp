@@ -79,6 +79,11 @@ struct ring_share {
     template <class U, memory M> [[nodiscard]] token_view<U, M> rows_of(const token_view<U, M>& all) const noexcept {
         return all.rows(first_row, mine.tokens());
     }
+    /// Tokens of a member's early chunk: its first rows.
+    [[nodiscard]] std::size_t early(std::size_t member) const noexcept {
+        return static_cast<std::size_t>(chunk_begin(length, members(), member + 1) -
+                                        chunk_begin(length, members(), member));
+    }
     /// Rows of the largest member.
     [[nodiscard]] std::size_t widest() const noexcept {
         std::size_t most = 0;

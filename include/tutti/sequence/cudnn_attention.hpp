@@ -1,0 +1,288 @@
+// cudnn_attention: cuDNN's fused attention as the kernels of a cuda_attention: graphs made through its C++ frontend.
+// Needs cuDNN 9 and its frontend (tutti::cudnn); any C++20 compiler, no nvcc. It takes a minute to compile: include it
+// in one file, and pass the object on as a fused_attention.
+#pragma once
+
+#include <array>          // strides
+#include <bit>            // bits of the scale
+#include <compare>        // graphs by shape
+#include <cstddef>        // size_t
+#include <cstdint>        // extents
+#include <map>            // graphs
+#include <memory>         // graphs
+#include <string>         // texts
+#include <string_view>    // names
+#include <unordered_map>  // arguments
+#include <utility>        // exchange, move
+#include <vector>         // extents
+
+#include <cudnn_frontend.h>
+
+#include <tutti/core/buffer.hpp>               // workspace
+#include <tutti/core/cuda_queue.hpp>           // cuda_queue
+#include <tutti/core/error.hpp>                // backend_error
+#include <tutti/core/text.hpp>                 // formatted
+#include <tutti/sequence/fused_attention.hpp>  // the interface
+
+namespace tutti::sequence {
+
+/// cuDNN's attention, for heads of up to 128 numbers, a multiple of 8.
+///
+/// Semantics    one queue at a time: calls on another queue wait for those before.
+/// Determinism  of cuDNN's backward the deterministic form is asked for.
+/// Cost         a graph is built when a shape, with its strides, is first seen: tenths of a second of the host's time.
+///              So many `graphs` as were used last are kept, and a workspace of the largest.
+/// Errors       backend_error with cuDNN's code and text, but for shapes that it refuses: those run() declines.
+class cudnn_attention final : public fused_attention {
+    // What names a tensor of a graph when arguments are bound to it.
+    enum tensor_name : std::int64_t {
+        queries_name = 1,
+        keys_name,
+        values_name,
+        out_name,
+        sums_name,
+        d_out_name,
+        d_queries_name,
+        d_keys_name,
+        d_values_name,
+        seen_queries_name,
+        seen_keys_name
+    };
+    struct shape {
+        dtype element;
+        bool backward, causal, padded;
+        std::array<std::size_t, 5> extents;  // query heads, kv heads, width, queries, keys
+        std::uint64_t scale;
+        std::array<std::size_t, 16> strides;
+        friend auto operator<=>(const shape&, const shape&) = default;
+    };
+    using graph_type = cudnn_frontend::graph::Graph;
+    struct entry {
+        std::shared_ptr<graph_type> graph;  // none: cuDNN has no kernel for it
+        std::size_t workspace = 0;
+        std::uint64_t used = 0;
+    };
+    // Moves with its owner.
+    struct library {
+        cudnnHandle_t handle = nullptr;
+        int device = -1;
+        cudaStream_t stream = nullptr;
+        library() = default;
+        library(const library&) = delete;
+        library& operator=(const library&) = delete;
+        ~library() {
+            if (handle != nullptr) { cudnnDestroy(handle); }
+        }
+    };
+
+    std::size_t limit_;
+    library library_;
+    std::map<shape, entry> graphs_;
+    std::uint64_t calls_ = 0;
+    std::unique_ptr<cuda_queue> last_;  // whose work uses the graphs and the workspace
+    std::unique_ptr<buffer<std::byte, cuda_queue>> workspace_;
+
+public:
+    explicit cudnn_attention(std::size_t graphs = 256) : limit_(graphs) {
+        if (graphs == 0) { throw usage_error("cudnn_attention: it cannot work with 0 graphs"); }
+    }
+    ~cudnn_attention() override {
+        workspace_.reset();
+        graphs_.clear();
+    }
+    /// Graphs that are kept, those of refused shapes included.
+    [[nodiscard]] std::size_t graphs() const noexcept { return graphs_.size(); }
+
+    [[nodiscard]] bool run(const cuda_queue& q, const fused_call& c) override {
+        if (c.element != dtype::bfloat16 && c.element != dtype::float16) { return false; }
+        if (c.heads.width % 8 != 0 || c.heads.width > 128) { return false; }
+        const tutti::detail::on_device scope(q.device());
+        use(q);
+        const shape s = shape_of(c);
+        auto found = graphs_.find(s);
+        if (found == graphs_.end()) {
+            make_room(q);
+            found = graphs_.emplace(s, built(c)).first;
+        }
+        found->second.used = ++calls_;
+        const entry& e = found->second;
+        if (e.graph == nullptr) { return false; }
+        if (workspace_ == nullptr || workspace_->size() < e.workspace) {
+            workspace_.reset();
+            workspace_ = std::make_unique<buffer<std::byte, cuda_queue>>(q, e.workspace);
+        }
+        std::unordered_map<std::int64_t, void*> arguments{{queries_name, c.query.data},
+                                                          {keys_name, c.key.data},
+                                                          {values_name, c.value.data},
+                                                          {out_name, c.out.data},
+                                                          {sums_name, c.log_sum_exp}};
+        if (c.backward) {
+            arguments.insert({{d_out_name, c.d_out.data},
+                              {d_queries_name, c.d_query.data},
+                              {d_keys_name, c.d_key.data},
+                              {d_values_name, c.d_value.data}});
+        }
+        if (c.seen_keys != nullptr) {
+            arguments.insert({{seen_queries_name, const_cast<std::int32_t*>(c.seen_queries)},
+                              {seen_keys_name, const_cast<std::int32_t*>(c.seen_keys)}});
+        }
+        check(e.graph->execute(library_.handle, arguments, workspace_->data()), "cudnn: execute");
+        return true;
+    }
+
+private:
+    [[noreturn]] static void raise(std::string_view call, int code, const std::string& text) {
+        error_context context;
+        context.operation = call;
+        context.backend_code = code;
+        context.backend_text = text;
+        throw backend_error(formatted("{}: {} ({})", call, text, code), context);
+    }
+    static void check(cudnn_frontend::error_t e, std::string_view call) {
+        if (e.is_bad()) { raise(call, static_cast<int>(e.get_code()), e.get_message()); }
+    }
+    static void check(cudnnStatus_t code, std::string_view call) {
+        if (code != CUDNN_STATUS_SUCCESS) { raise(call, static_cast<int>(code), cudnnGetErrorString(code)); }
+    }
+    static std::int64_t extent(std::size_t n) { return static_cast<std::int64_t>(n); }
+
+    static shape shape_of(const fused_call& c) {
+        shape s{c.element,
+                c.backward,
+                c.causal,
+                c.seen_keys != nullptr,
+                {c.heads.query, c.heads.kv, c.heads.width, c.queries, c.keys},
+                std::bit_cast<std::uint64_t>(c.scale),
+                {}};
+        std::size_t i = 0;
+        for (const fused_tensor* t : {&c.query, &c.key, &c.value, &c.out, &c.d_out, &c.d_query, &c.d_key, &c.d_value}) {
+            s.strides[i++] = t->token_stride;
+            s.strides[i++] = t->head_stride;
+        }
+        return s;
+    }
+
+    // The handle on the queue, behind what another queue has been given.
+    void use(const cuda_queue& q) {
+        if (library_.handle != nullptr && library_.device != q.device()) {
+            throw usage_error(formatted("cudnn_attention: made for device {}, called on a queue of device {}",
+                                        library_.device, q.device()));
+        }
+        if (library_.handle == nullptr) {
+            check(cudnnCreate(&library_.handle), "cudnnCreate");
+            library_.device = q.device();
+        } else if (library_.stream == q.stream()) {
+            return;
+        }
+        if (last_ != nullptr) {
+            q.wait(last_->record());
+            workspace_.reset();
+        }
+        check(cudnnSetStream(library_.handle, q.stream()), "cudnnSetStream");
+        library_.stream = q.stream();
+        last_ = std::make_unique<cuda_queue>(q);
+    }
+
+    // A graph may be in use until the queue has come by.
+    void make_room(const cuda_queue& q) {
+        if (graphs_.size() < limit_) { return; }
+        auto oldest = graphs_.begin();
+        for (auto i = graphs_.begin(); i != graphs_.end(); ++i) {
+            if (i->second.used < oldest->second.used) { oldest = i; }
+        }
+        q.record().wait_host(after(default_timeout()));
+        graphs_.erase(oldest);
+    }
+
+    [[nodiscard]] entry built(const fused_call& c) const {
+        namespace fe = cudnn_frontend;
+        using attributes = fe::graph::Tensor_attributes;
+        const std::int64_t width = extent(c.heads.width);
+        const auto graph = std::make_shared<graph_type>();
+        graph->set_io_data_type(c.element == dtype::bfloat16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF)
+            .set_intermediate_data_type(fe::DataType_t::FLOAT)
+            .set_compute_data_type(fe::DataType_t::FLOAT);
+        const auto extents = [&](std::size_t heads, std::size_t rows) {
+            return std::vector<std::int64_t>{1, extent(heads), extent(rows), width};
+        };
+        const auto strides = [&](const fused_tensor& t, std::size_t heads, std::size_t rows) {
+            // The batch is one: its stride is what lies behind all.
+            const std::size_t last = (heads - 1) * t.head_stride + (rows - 1) * t.token_stride + c.heads.width;
+            return std::vector<std::int64_t>{extent((last + 7) / 8 * 8), extent(t.head_stride), extent(t.token_stride),
+                                             1};
+        };
+        const auto input = [&](const char* name, tensor_name id, const fused_tensor& t, std::size_t heads,
+                               std::size_t rows) {
+            return graph->tensor(attributes()
+                                     .set_name(name)
+                                     .set_uid(id)
+                                     .set_dim(extents(heads, rows))
+                                     .set_stride(strides(t, heads, rows)));
+        };
+        const auto result = [&](const std::shared_ptr<attributes>& x, tensor_name id, const fused_tensor& t,
+                                std::size_t heads, std::size_t rows) {
+            x->set_output(true).set_uid(id).set_dim(extents(heads, rows)).set_stride(strides(t, heads, rows));
+        };
+        const auto count = [&](const char* name, tensor_name id) {
+            return graph->tensor(attributes()
+                                     .set_name(name)
+                                     .set_uid(id)
+                                     .set_dim({1, 1, 1, 1})
+                                     .set_stride({1, 1, 1, 1})
+                                     .set_data_type(fe::DataType_t::INT32));
+        };
+        const auto configure = [&](auto& how) {
+            how.set_causal_mask(c.causal).set_attn_scale(static_cast<float>(c.scale));
+            if (c.seen_keys != nullptr) {
+                how.set_padding_mask(true)
+                    .set_seq_len_q(count("seen queries", seen_queries_name))
+                    .set_seq_len_kv(count("seen keys", seen_keys_name));
+            }
+        };
+        const auto q = input("queries", queries_name, c.query, c.heads.query, c.queries);
+        const auto k = input("keys", keys_name, c.key, c.heads.kv, c.keys);
+        const auto v = input("values", values_name, c.value, c.heads.kv, c.keys);
+        const std::vector<std::int64_t> sums_extents{1, extent(c.heads.query), extent(c.queries), 1};
+        const std::vector<std::int64_t> sums_strides{extent(c.heads.query * c.queries), extent(c.queries), 1, 1};
+        if (!c.backward) {
+            auto how = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
+            configure(how);
+            const auto outputs = graph->sdpa(q, k, v, how);
+            result(outputs[0], out_name, c.out, c.heads.query, c.queries);
+            outputs[1]
+                ->set_output(true)
+                .set_uid(sums_name)
+                .set_dim(sums_extents)
+                .set_stride(sums_strides)
+                .set_data_type(fe::DataType_t::FLOAT);
+        } else {
+            const auto o = input("out", out_name, c.out, c.heads.query, c.queries);
+            const auto d_o = input("gradient of out", d_out_name, c.d_out, c.heads.query, c.queries);
+            const auto sums = graph->tensor(attributes()
+                                                .set_name("logarithms of sums")
+                                                .set_uid(sums_name)
+                                                .set_dim(sums_extents)
+                                                .set_stride(sums_strides)
+                                                .set_data_type(fe::DataType_t::FLOAT));
+            auto how =
+                fe::graph::SDPA_backward_attributes().set_name("attention backward").set_deterministic_algorithm(true);
+            configure(how);
+            const auto outputs = graph->sdpa_backward(q, k, v, o, d_o, sums, how);
+            result(outputs[0], d_queries_name, c.d_query, c.heads.query, c.queries);
+            result(outputs[1], d_keys_name, c.d_key, c.heads.kv, c.keys);
+            result(outputs[2], d_values_name, c.d_value, c.heads.kv, c.keys);
+        }
+        // These say no where there is no kernel; the same call of a shape that cuDNN takes does not fail.
+        if (graph->validate().is_bad() || graph->build_operation_graph(library_.handle).is_bad() ||
+            graph->create_execution_plans({fe::HeurMode_t::A}).is_bad() ||
+            graph->check_support(library_.handle).is_bad()) {
+            return {};
+        }
+        check(graph->build_plans(library_.handle), "cudnn: build_plans");
+        std::int64_t bytes = 0;
+        check(graph->get_workspace_size(bytes), "cudnn: get_workspace_size");
+        return {graph, static_cast<std::size_t>(bytes), 0};
+    }
+};
+
+}  // namespace tutti::sequence

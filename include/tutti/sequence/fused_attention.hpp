@@ -1,0 +1,58 @@
+// fused_attention: what cuda_attention asks of a library of attention kernels, which may be compiled elsewhere.
+// Needs core/cuda_queue, and no such library; sequence/cudnn_attention is one.
+#pragma once
+
+#include <cstddef>  // size_t
+#include <cstdint>  // counts of rows
+
+#include <tutti/core/cuda_queue.hpp>      // cuda_queue
+#include <tutti/core/element.hpp>         // dtype
+#include <tutti/sequence/token_view.hpp>  // attention_heads
+
+namespace tutti::sequence {
+
+/// A tensor of 16-bit numbers: 16-byte aligned, its strides multiples of 8. Where it is an input it is not written.
+struct fused_tensor {
+    void* data = nullptr;
+    std::size_t token_stride = 0;
+    std::size_t head_stride = 0;
+};
+
+/// One call of a library.
+///
+/// Shapes  queries, keys: rows that the tensors have, multiples of 128. seen_queries and seen_keys: how many of them
+///         count, in the device's memory; null where all do. causal: query i sees keys [0, i], and there are as many
+///         queries as keys.
+/// Units   log_sum_exp: natural logarithms, [query head][queries]. It and out are written by forward, and read by
+///         backward, to which they are of all keys that the queries attended to.
+struct fused_call {
+    dtype element = dtype::bfloat16;
+    attention_heads heads{};
+    double scale = 1;
+    bool backward = false;
+    bool causal = false;
+    std::size_t queries = 0;
+    std::size_t keys = 0;
+    const std::int32_t* seen_queries = nullptr;
+    const std::int32_t* seen_keys = nullptr;
+    fused_tensor query{}, key{}, value{}, out{};
+    float* log_sum_exp = nullptr;
+    fused_tensor d_out{}, d_query{}, d_key{}, d_value{};  ///< backward; what is written is not added to
+};
+
+/// Kernels of attention that a library has.
+///
+/// Semantics    run: enqueues the call, or says that there is no kernel for it, having enqueued nothing. What it writes
+///              beyond the rows that count is unspecified.
+/// Determinism  the same call gives the same bits.
+/// Errors       backend_error with the library's text.
+class fused_attention {
+public:
+    fused_attention() = default;
+    fused_attention(const fused_attention&) = delete;
+    fused_attention& operator=(const fused_attention&) = delete;
+    virtual ~fused_attention() = default;
+    [[nodiscard]] virtual bool run(const cuda_queue& q, const fused_call& call) = 0;
+};
+
+}  // namespace tutti::sequence
