@@ -284,9 +284,6 @@ TEST_CASE("every token of a ring belongs to one member, and members do equal wor
         }
     }
     // Products of lengths and chunks beyond 64 bits: SandAI-org/MagiAttention#169 counted bytes in 32.
-    const std::int64_t longest = std::numeric_limits<std::int64_t>::max();
-    CHECK(sequence::detail::chunk_begin(longest, 64, 128) == longest);
-    CHECK(sequence::detail::chunk_begin(longest, 64, 64) == longest / 2);
     CHECK(sequence::detail::member_tokens(std::int64_t{1} << 40, 16, 3).tokens() == std::size_t{1} << 36);
 }
 

@@ -160,10 +160,14 @@ TEST_CASE("every broken promise is refused by sequence and rank") {
           "placement: the ring of sequence 6 has no sequence: there are 6");
     CHECK(broken([](placement& p) { p.rings[1].where = zone::world; }) ==
           "placement: the ring of sequence 1 is said to be world, its ranks 0, 1, 2 are node");
-    CHECK(broken([](placement& p) { p.rings[0].ranks.pop_back(); }) ==
-          "placement: the ring of sequence 5 has rank 0 and 3 of the 4 ranks of node 0, not whole nodes");
-    CHECK(broken([](placement& p) { std::swap(p.rings[0].ranks[3], p.rings[0].ranks[4]); }) ==
-          "placement: the ring of sequence 5 comes back to node 1 with rank 7");
+    CHECK(broken([](placement& p) {
+              p.rings[0].ranks.pop_back();
+              p = sequence::assembled(p.machines, p.lengths, p.rings);
+          }) == "placement: the ring of sequence 5 has rank 0 and 3 of the 4 ranks of node 0, not whole nodes");
+    CHECK(broken([](placement& p) {
+              std::swap(p.rings[0].ranks[3], p.rings[0].ranks[4]);
+              p = sequence::assembled(p.machines, p.lengths, p.rings);
+          }) == "placement: the ring of sequence 5 comes back to node 1 with rank 7");
     CHECK(
         broken([](placement& p) { std::swap(p.rings[1], p.rings[2]); }) ==
         "placement: the ring of sequence 1 (node) stands behind that of sequence 2 (node), against the order that all "
@@ -173,7 +177,8 @@ TEST_CASE("every broken promise is refused by sequence and rank") {
         "placement: the ring of sequence 2 (node) stands behind that of sequence 0 (local), against the order that all "
         "ranks share");
     CHECK(broken([](placement& p) { p.rings[4].sequence = 0; }) == "placement: sequence 0 has two rings");
-    CHECK(broken([](placement& p) { p.rings.pop_back(); }) == "placement: sequence 4 has no ring");
+    CHECK(broken([](placement& p) { p.rings.erase(p.rings.begin() + 1); }) == "placement: sequence 1 has no ring");
+    CHECK(broken([](placement& p) { p.rings.pop_back(); }) == "accepted");  // sequence 4 has no tokens
     CHECK(broken([](placement& p) { p.lengths[4] = -1; }) == "placement: sequence 4 has -1 tokens");
     CHECK(broken([](placement& p) { p.machines.nodes = 0; }) == "placement: 0 nodes of 4 ranks are no cluster");
     CHECK(broken([](placement&) {}, 0) == "placement: a capacity of 0 tokens a rank");

@@ -226,8 +226,8 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
         e.plan(where);
         rank_data<double> mine(p, where, world.rank());
         mine.forward(e);
-        // Steps of three blocks, then of as many as the other's chunks are stretches: chunks 3 and 4 of 8 touch.
-        const std::vector<std::size_t> expected{8, 8, 8, 6, 6, 6, 10, /**/ 8, 6, 10, /**/ 8, 8, 10, /**/ 8, 8};
+        // Of each ring its own two chunks, then the late one, which alone sees what is behind the early one.
+        const std::vector<std::size_t> expected{16, 12, 10, /**/ 8, 6, 10, /**/ 8, 10, /**/ 8};
         expect(world.rank() != 0 || *queries == expected, "another order");
     });
 }
@@ -299,29 +299,32 @@ TEST_CASE("a placement that is none is refused on all ranks, which can go on") {
     const std::vector<std::pair<std::string, std::function<void(placement&)>>> bad{
         {"placement: 2 nodes of 3 ranks, the communicator has 4 ranks",
          [](placement& p) { p.machines.ranks_per_node = 3; }},
-        {"placement: pieces of 3 ranks, there are 4", [](placement& p) { p.pieces.pop_back(); }},
+        {"placement: pieces of 3 ranks are given for 4", [](placement& p) { p.pieces.pop_back(); }},
         {"placement: sequence 1 has -9 tokens", [](placement& p) { p.lengths[1] = -9; }},
-        {"placement: a ring of sequence 7, there are 4", [](placement& p) { p.rings[3].sequence = 7; }},
-        {"placement: the ring of sequence 3 is empty", [](placement& p) { p.rings[3].ranks.clear(); }},
-        {"placement: the ring of sequence 3 has rank 4, there are 4", [](placement& p) { p.rings[3].ranks[0] = 4; }},
+        {"placement: the ring of sequence 7 has no sequence: there are 4",
+         [](placement& p) { p.rings[3].sequence = 7; }},
+        {"placement: the ring of sequence 3 has no rank", [](placement& p) { p.rings[3].ranks.clear(); }},
+        {"placement: the ring of sequence 3 has rank 4, of 4 ranks", [](placement& p) { p.rings[3].ranks[0] = 4; }},
         {"placement: the ring of sequence 1 has rank 0 twice", [](placement& p) { p.rings[2].ranks[0] = 0; }},
-        {"placement: the ring of sequence 1 reaches beyond the zone it is in",
+        {"placement: the ring of sequence 1 is said to be local, its ranks 1, 0 are node",
          [](placement& p) { p.rings[2].where = zone::local; }},
-        {"placement: the ring of sequence 2 reaches beyond the zone it is in",
+        {"placement: the ring of sequence 2 is said to be node, its ranks 3, 1 are world",
          [](placement& p) { p.rings[1].where = zone::node; }},
         {"placement: sequence 2 has two rings", [](placement& p) { p.rings[2] = p.rings[1]; }},
         {"placement: sequence 3 has no ring", [](placement& p) { p.rings.pop_back(); }},
         // The order of one rank alone, by its load, is what ranks could wait for each other in.
-        {"placement: the ring of sequence 0 is behind that of sequence 2",
+        {"placement: the ring of sequence 0 (world) stands behind that of sequence 2 (world), against the order that "
+         "all ranks share",
          [](placement& p) { std::swap(p.rings[0], p.rings[1]); }},
-        {"placement: the ring of sequence 2 is behind that of sequence 1",
+        {"placement: the ring of sequence 2 (world) stands behind that of sequence 1 (node), against the order that "
+         "all ranks share",
          [](placement& p) { std::swap(p.rings[1], p.rings[2]); }},
-        {"placement: rank 1 does not hold the chunks of its rings, in their order",
+        {"placement: rank 1: tokens [5, 15) of sequence 2 are not where the rings put them",
          [](placement& p) { std::rotate(p.pieces[1].begin(), p.pieces[1].begin() + 2, p.pieces[1].end()); }},
         // feifeibear/long-context-attention#53: input in another order than the ring's.
-        {"placement: rank 2 does not hold the chunks of its rings, in their order",
+        {"placement: rank 2: tokens [10, 12) of sequence 0 are not where the rings put them",
          [](placement& p) { std::swap(p.pieces[2][0], p.pieces[2][1]); }},
-        {"placement: rank 3 does not hold the chunks of its rings, in their order",
+        {"placement: sequence 0: tokens [6, 7) are on no rank; rank 3 goes on",
          [](placement& p) { ++p.pieces[3][0].begin; }},
     };
     const problem p({1, 1, 2}, good.lengths);

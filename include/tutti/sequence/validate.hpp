@@ -63,39 +63,49 @@ inline void validate_coverage(const placement& p) {
     }
 }
 
+[[noreturn]] inline void refuse_ring(const ring& r, const std::string& what) {
+    throw usage_error(formatted("placement: the ring of sequence {} {}", r.sequence, what));
+}
+
 inline void validate_ring(const ring& r, const placement& p) {
-    const auto refuse = [&](const std::string& what) {
-        throw usage_error(formatted("placement: the ring of sequence {} {}", r.sequence, what));
-    };
     if (r.sequence < 0 || static_cast<std::size_t>(r.sequence) >= p.lengths.size()) {
-        refuse(formatted("has no sequence: there are {}", p.lengths.size()));
+        refuse_ring(r, formatted("has no sequence: there are {}", p.lengths.size()));
     }
-    if (r.ranks.empty()) { refuse("has no rank"); }
-    std::vector<int> in_node(static_cast<std::size_t>(p.machines.nodes));  // ranks of the ring
+    if (r.ranks.empty()) { refuse_ring(r, "has no rank"); }
     for (std::size_t i = 0; i < r.ranks.size(); ++i) {
         const int rank = r.ranks[i];
         if (rank < 0 || rank >= p.machines.ranks()) {
-            refuse(formatted("has rank {}, of {} ranks", rank, p.machines.ranks()));
+            refuse_ring(r, formatted("has rank {}, of {} ranks", rank, p.machines.ranks()));
         }
         const auto before = r.ranks.begin() + static_cast<std::ptrdiff_t>(i);
-        if (std::find(r.ranks.begin(), before, rank) != before) { refuse(formatted("has rank {} twice", rank)); }
-        int& seen = in_node[static_cast<std::size_t>(p.machines.node_of(rank))];
-        if (seen > 0 && p.machines.node_of(r.ranks[i - 1]) != p.machines.node_of(rank)) {
-            refuse(formatted("comes back to node {} with rank {}", p.machines.node_of(rank), rank));
+        if (std::find(r.ranks.begin(), before, rank) != before) {
+            refuse_ring(r, formatted("has rank {} twice", rank));
         }
-        ++seen;
     }
     const zone reached = zone_of(p.machines, r.ranks);
     if (r.where != reached) {
-        refuse(
-            formatted("is said to be {}, its ranks {} are {}", name_of(r.where), list_of(r.ranks), name_of(reached)));
+        refuse_ring(r, formatted("is said to be {}, its ranks {} are {}", name_of(r.where), list_of(r.ranks),
+                                 name_of(reached)));
+    }
+}
+
+// The ranks of a node are neighbors in the ring, and all of them where there are several nodes.
+inline void validate_nodes(const ring& r, const placement& p) {
+    std::vector<int> in_node(static_cast<std::size_t>(p.machines.nodes));  // ranks of the ring
+    for (std::size_t i = 0; i < r.ranks.size(); ++i) {
+        const int node = p.machines.node_of(r.ranks[i]);
+        int& seen = in_node[static_cast<std::size_t>(node)];
+        if (seen > 0 && p.machines.node_of(r.ranks[i - 1]) != node) {
+            refuse_ring(r, formatted("comes back to node {} with rank {}", node, r.ranks[i]));
+        }
+        ++seen;
     }
     for (const int rank : r.ranks) {
         const int node = p.machines.node_of(rank);
         const int there = in_node[static_cast<std::size_t>(node)];
-        if (reached == zone::world && there != p.machines.ranks_per_node) {
-            refuse(formatted("has rank {} and {} of the {} ranks of node {}, not whole nodes", rank, there,
-                             p.machines.ranks_per_node, node));
+        if (r.where == zone::world && there != p.machines.ranks_per_node) {
+            refuse_ring(r, formatted("has rank {} and {} of the {} ranks of node {}, not whole nodes", rank, there,
+                                     p.machines.ranks_per_node, node));
         }
     }
 }
@@ -132,12 +142,12 @@ inline void validate_pieces(const placement& p, std::int64_t capacity = no_capac
     }
 }
 
-/// All promises of a placement: those of pieces; one ring a sequence, whose ranks are distinct, of one node each time
-/// they pass it, and whole nodes when there are several; rings in their order; pieces that are what the rings say.
+/// What attention over rings needs: pieces that have every token once; a ring for every sequence that has tokens, of
+/// distinct ranks; rings in their order; pieces that are what the rings say.
 /// Semantics  pieces may be cut finer or coarser than the rings' chunks, as long as memory holds the same tokens.
 /// Errors     usage_error that names sequence and rank.
-inline void validate(const placement& p, std::int64_t capacity = no_capacity) {
-    validate_pieces(p, capacity);
+inline void validate_rings(const placement& p) {
+    validate_pieces(p);
     std::vector<bool> seen(p.lengths.size());
     for (std::size_t i = 0; i < p.rings.size(); ++i) {
         detail::validate_ring(p.rings[i], p);
@@ -152,7 +162,7 @@ inline void validate(const placement& p, std::int64_t capacity = no_capacity) {
         }
     }
     for (std::size_t s = 0; s < seen.size(); ++s) {
-        if (!seen[s]) { throw usage_error(formatted("placement: sequence {} has no ring", s)); }
+        if (!seen[s] && p.lengths[s] != 0) { throw usage_error(formatted("placement: sequence {} has no ring", s)); }
     }
     const placement expected = assembled(p.machines, p.lengths, p.rings);
     for (std::size_t rank = 0; rank < p.pieces.size(); ++rank) {
@@ -167,6 +177,15 @@ inline void validate(const placement& p, std::int64_t capacity = no_capacity) {
                           rank, q.begin, q.end, q.sequence));
         }
     }
+}
+
+/// All promises of a placement: those above; on no rank more than `capacity` tokens; rings whose ranks of a node are
+/// neighbors, and of several nodes all.
+/// Errors  usage_error that names sequence and rank.
+inline void validate(const placement& p, std::int64_t capacity = no_capacity) {
+    validate_pieces(p, capacity);
+    validate_rings(p);
+    for (const ring& r : p.rings) { detail::validate_nodes(r, p); }
 }
 
 /// Whether ranks that each run their rings one after the other, in an order of their own, can all finish.

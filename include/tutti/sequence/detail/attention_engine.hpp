@@ -26,6 +26,7 @@
 #include <tutti/sequence/block_attention.hpp>    // forward_block, backward_block
 #include <tutti/sequence/detail/ring_share.hpp>  // ring_share
 #include <tutti/sequence/token_operations.hpp>   // merge
+#include <tutti/sequence/validate.hpp>           // validate_rings
 
 namespace tutti::sequence {
 
@@ -84,12 +85,16 @@ protected:
               static_cast<std::uint64_t>(dtype_of<T>)}) {
             h = tutti::detail::hash_word(h, word);
         }
-        comm_.agree(hash_of(p, h), "the plan of attention");
+        comm_.agree(tutti::detail::hash_word(h, hash_of(p)), "the plan of attention");
         if (heads_.query == 0 || heads_.kv == 0 || heads_.width == 0 || heads_.query % heads_.kv != 0) {
             throw usage_error(formatted("attention: {} query heads, {} key and value heads of width {}", heads_.query,
                                         heads_.kv, heads_.width));
         }
-        expect_valid(p, comm_.size());
+        if (p.machines.ranks() != comm_.size()) {
+            throw usage_error(formatted("placement: {} nodes of {} ranks, the communicator has {} ranks",
+                                        p.machines.nodes, p.machines.ranks_per_node, comm_.size()));
+        }
+        validate_rings(p);
         shares_ = shares_of(p, comm_.rank());
         rounds_ = 1;
         for (const ring& r : p.rings) { rounds_ = std::max(rounds_, r.ranks.size()); }

@@ -1,28 +1,19 @@
-// ring_share: which tokens each member of a ring holds, what one rank has of a placement, and whether a placement is one.
+// ring_share: which tokens each member of a ring holds, and what one rank has of a placement.
 // Needs sequence/placement.
 #pragma once
 
-#include <algorithm>  // max, sort
+#include <algorithm>  // max
 #include <array>      // stretches
 #include <cstddef>    // size_t
-#include <cstdint>    // positions, hashes
+#include <cstdint>    // positions
 #include <span>       // stretches
 #include <vector>     // rings
 
-#include <tutti/core/error.hpp>           // usage_error
-#include <tutti/core/state.hpp>           // hash_word
-#include <tutti/core/text.hpp>            // formatted
+#include <tutti/core/memory.hpp>          // memory
 #include <tutti/sequence/placement.hpp>   // placement
 #include <tutti/sequence/token_view.hpp>  // rows
 
 namespace tutti::sequence::detail {
-
-/// First token of chunk c of 2 * members: floor(c * length / (2 * members)), without the product.
-[[nodiscard]] constexpr std::int64_t chunk_begin(std::int64_t length, std::size_t members, std::size_t c) noexcept {
-    const auto chunks = static_cast<std::int64_t>(2 * members);
-    const auto i = static_cast<std::int64_t>(c);
-    return i * (length / chunks) + i * (length % chunks) / chunks;
-}
 
 /// Tokens [begin, end) of a sequence, from row `row` on of the rows that a member has of it.
 struct stretch {
@@ -42,15 +33,14 @@ public:
     constexpr member_tokens() noexcept = default;
     constexpr member_tokens(std::int64_t length, std::size_t members, std::size_t place) noexcept {
         for (const std::size_t c : {place, 2 * members - 1 - place}) {
-            const std::int64_t begin = chunk_begin(length, members, c);
-            const std::int64_t end = chunk_begin(length, members, c + 1);
-            if (begin == end) { continue; }
-            if (count_ == 1 && stretches_[0].end == begin) {
-                stretches_[0].end = end;
+            const piece chunk = chunk_of(0, length, static_cast<int>(c), static_cast<int>(members));
+            if (chunk.size() == 0) { continue; }
+            if (count_ == 1 && stretches_[0].end == chunk.begin) {
+                stretches_[0].end = chunk.end;
             } else {
-                stretches_[count_++] = {begin, end, tokens_};
+                stretches_[count_++] = {chunk.begin, chunk.end, tokens_};
             }
-            tokens_ += static_cast<std::size_t>(end - begin);
+            tokens_ += static_cast<std::size_t>(chunk.size());
         }
     }
     [[nodiscard]] constexpr std::span<const stretch> stretches() const& noexcept { return {stretches_.data(), count_}; }
@@ -81,8 +71,8 @@ struct ring_share {
     }
     /// Tokens of a member's early chunk: its first rows.
     [[nodiscard]] std::size_t early(std::size_t member) const noexcept {
-        return static_cast<std::size_t>(chunk_begin(length, members(), member + 1) -
-                                        chunk_begin(length, members(), member));
+        return static_cast<std::size_t>(
+            chunk_of(0, length, static_cast<int>(member), static_cast<int>(members())).size());
     }
     /// Rows of the largest member.
     [[nodiscard]] std::size_t widest() const noexcept {
@@ -105,112 +95,6 @@ struct ring_share {
         }
     }
     return all;
-}
-
-[[nodiscard]] inline std::uint64_t hash_of(const placement& p, std::uint64_t h) {
-    const auto add = [&h](auto number) { h = tutti::detail::hash_word(h, static_cast<std::uint64_t>(number)); };
-    add(p.machines.nodes);
-    add(p.machines.ranks_per_node);
-    add(p.lengths.size());
-    for (const std::int64_t length : p.lengths) { add(length); }
-    add(p.rings.size());
-    for (const ring& r : p.rings) {
-        add(r.sequence);
-        add(r.where);
-        add(r.ranks.size());
-        for (const int rank : r.ranks) { add(rank); }
-    }
-    add(p.pieces.size());
-    for (const auto& of_rank : p.pieces) {
-        add(of_rank.size());
-        for (const piece& part : of_rank) {
-            add(part.sequence);
-            add(part.begin);
-            add(part.end);
-        }
-    }
-    return h;
-}
-
-// The pieces that hold tokens.
-[[nodiscard]] inline std::vector<piece> filled(const std::vector<piece>& all) {
-    std::vector<piece> kept;
-    for (const piece& p : all) {
-        if (p.begin != p.end) { kept.push_back(p); }
-    }
-    return kept;
-}
-
-inline void expect_valid(const ring& r, const placement& p, int ranks) {
-    if (r.sequence < 0 || static_cast<std::size_t>(r.sequence) >= p.lengths.size()) {
-        throw usage_error(formatted("placement: a ring of sequence {}, there are {}", r.sequence, p.lengths.size()));
-    }
-    if (r.ranks.empty()) { throw usage_error(formatted("placement: the ring of sequence {} is empty", r.sequence)); }
-    std::vector<int> sorted = r.ranks;
-    std::sort(sorted.begin(), sorted.end());
-    for (std::size_t i = 0; i < sorted.size(); ++i) {
-        if (sorted[i] < 0 || sorted[i] >= ranks) {
-            throw usage_error(formatted("placement: the ring of sequence {} has rank {}, there are {}", r.sequence,
-                                        sorted[i], ranks));
-        }
-        if (i > 0 && sorted[i - 1] == sorted[i]) {
-            throw usage_error(formatted("placement: the ring of sequence {} has rank {} twice", r.sequence, sorted[i]));
-        }
-    }
-    const int node = sorted.front() / p.machines.ranks_per_node;
-    const bool one_node = node == sorted.back() / p.machines.ranks_per_node;
-    const zone reach = sorted.size() == 1 ? zone::local : one_node ? zone::node : zone::world;
-    if (r.where < reach || r.where > zone::world) {
-        throw usage_error(formatted("placement: the ring of sequence {} reaches beyond the zone it is in", r.sequence));
-    }
-}
-
-/// Is this a placement on `ranks` ranks, every token once and in one order of rings on all ranks? The same on every
-/// rank. Without that order two ranks could wait for each other in different rings.
-inline void expect_valid(const placement& p, int ranks) {
-    const cluster m = p.machines;
-    if (m.nodes < 1 || m.ranks_per_node < 1 || ranks % m.ranks_per_node != 0 || ranks / m.ranks_per_node != m.nodes) {
-        throw usage_error(formatted("placement: {} nodes of {} ranks, the communicator has {} ranks", m.nodes,
-                                    m.ranks_per_node, ranks));
-    }
-    if (p.pieces.size() != static_cast<std::size_t>(ranks)) {
-        throw usage_error(formatted("placement: pieces of {} ranks, there are {}", p.pieces.size(), ranks));
-    }
-    for (std::size_t s = 0; s < p.lengths.size(); ++s) {
-        if (p.lengths[s] < 0) { throw usage_error(formatted("placement: sequence {} has {} tokens", s, p.lengths[s])); }
-    }
-    std::vector<bool> placed(p.lengths.size());
-    std::vector<std::vector<piece>> expected(p.pieces.size());
-    for (std::size_t i = 0; i < p.rings.size(); ++i) {
-        const ring& r = p.rings[i];
-        expect_valid(r, p, ranks);
-        const auto sequence = static_cast<std::size_t>(r.sequence);
-        if (placed[sequence]) { throw usage_error(formatted("placement: sequence {} has two rings", sequence)); }
-        placed[sequence] = true;
-        if (i > 0) {
-            const ring& last = p.rings[i - 1];
-            if (last.where < r.where || (last.where == r.where && last.sequence > r.sequence)) {
-                throw usage_error(formatted("placement: the ring of sequence {} is behind that of sequence {}",
-                                            r.sequence, last.sequence));
-            }
-        }
-        for (std::size_t place = 0; place < r.ranks.size(); ++place) {
-            auto& of_rank = expected[static_cast<std::size_t>(r.ranks[place])];
-            for (const std::size_t c : {place, 2 * r.ranks.size() - 1 - place}) {
-                of_rank.push_back({r.sequence, chunk_begin(p.lengths[sequence], r.ranks.size(), c),
-                                   chunk_begin(p.lengths[sequence], r.ranks.size(), c + 1)});
-            }
-        }
-    }
-    for (std::size_t s = 0; s < placed.size(); ++s) {
-        if (!placed[s] && p.lengths[s] != 0) { throw usage_error(formatted("placement: sequence {} has no ring", s)); }
-    }
-    for (std::size_t rank = 0; rank < expected.size(); ++rank) {
-        if (filled(p.pieces[rank]) != filled(expected[rank])) {
-            throw usage_error(
-                formatted("placement: rank {} does not hold the chunks of its rings, in their order", rank));
-        }
-    }
 }
 
 }  // namespace tutti::sequence::detail
