@@ -383,7 +383,7 @@ TEST_CASE("bfloat16: tiles, and cuDNN where it is, are as near as 16 bits allow"
     require_device();
     const cuda_queue q;
     const auto judge = [&](auto& kernel, const char* name, const std::vector<attention_heads>& all_heads,
-                           std::initializer_list<std::int64_t> lengths, std::initializer_list<mask> rules) {
+                           std::initializer_list<std::int64_t> lengths, const std::vector<mask>& rules) {
         CAPTURE(name);
         for (const mask rule : rules) {
             for (const attention_heads heads : all_heads) {
@@ -410,7 +410,7 @@ TEST_CASE("bfloat16: tiles, and cuDNN where it is, are as near as 16 bits allow"
             }
         }
     };
-    constexpr auto both = {mask::causal, mask::full};
+    const std::vector<mask> both{mask::causal, mask::full};
     tiled_attention<brief> tiles;
     judge(tiles, "tiles", {{4, 2, 16}}, {100}, both);
 #if TUTTI_TEST_CUDNN
