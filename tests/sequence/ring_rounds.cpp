@@ -364,6 +364,11 @@ TEST_CASE("a rank whose shapes do not fit moves nothing and ends the others") {
                                                       call(e, mine, world.rank() == 1);
                                                   } catch (const usage_error& error) {
                                                       text = error.what();
+                                                      bool ended = false;
+                                                      try {
+                                                          world.synchronize();
+                                                      } catch (const aborted_error&) { ended = true; }
+                                                      expect(ended, "the others still wait");
                                                       throw;
                                                   } catch (const aborted_error&) {
                                                       const std::lock_guard lock(mutex);
