@@ -14,14 +14,15 @@
 
 #include <doctest/doctest.h>  // checks
 
-#include <sequence/problem.hpp>                 // direct solution
-#include <tutti/comm/counted.hpp>               // ledger
-#include <tutti/comm/nccl.hpp>                  // ranks
-#include <tutti/sequence/cuda_attention.cuh>    // under test
-#include <tutti/sequence/gather_attention.hpp>  // under test
-#include <tutti/sequence/host_attention.hpp>    // the same on the host
-#include <tutti/sequence/ring_attention.hpp>    // under test
-#include <tutti/sequence/token_operations.cuh>  // under test
+#include <sequence/problem.hpp>                  // direct solution
+#include <tutti/comm/counted.hpp>                // ledger
+#include <tutti/comm/nccl.hpp>                   // ranks
+#include <tutti/sequence/cuda_attention.cuh>     // under test
+#include <tutti/sequence/gather_attention.hpp>   // under test
+#include <tutti/sequence/host_attention.hpp>     // the same on the host
+#include <tutti/sequence/ring_attention.hpp>     // under test
+#include <tutti/sequence/token_operations.cuh>   // under test
+#include <tutti/sequence/ulysses_attention.hpp>  // under test
 
 #include "device.hpp"  // require_device
 
@@ -383,7 +384,7 @@ TEST_CASE("bfloat16: tiles, and cuDNN where it is, are as near as 16 bits allow"
     require_device();
     const cuda_queue q;
     const auto judge = [&](auto& kernel, const char* name, const std::vector<attention_heads>& all_heads,
-                           std::initializer_list<std::int64_t> lengths, std::initializer_list<mask> rules) {
+                           std::initializer_list<std::int64_t> lengths, const std::vector<mask>& rules) {
         CAPTURE(name);
         for (const mask rule : rules) {
             for (const attention_heads heads : all_heads) {
@@ -410,7 +411,7 @@ TEST_CASE("bfloat16: tiles, and cuDNN where it is, are as near as 16 bits allow"
             }
         }
     };
-    constexpr auto both = {mask::causal, mask::full};
+    const std::vector<mask> both{mask::causal, mask::full};
     tiled_attention<brief> tiles;
     judge(tiles, "tiles", {{4, 2, 16}}, {100}, both);
 #if TUTTI_TEST_CUDNN
@@ -481,8 +482,8 @@ placement mixed_rings(int ranks) {
 
 }  // namespace
 
-TEST_CASE(
-    "double: rings, and gathered keys, on GPUs are the direct solution, twice the same, and send what is planned") {
+TEST_CASE("double: rings, gathered keys and exchanged heads on GPUs are the direct solution, twice the same, and send "
+          "what is planned") {
     require_device();
     using counted = comm::counted<comm::nccl>;
     using kernel = cuda_attention<double>;
@@ -491,7 +492,7 @@ TEST_CASE(
         CAPTURE(ranks);
         const placement where = mixed_rings(ranks);
         for (const mask rule : {mask::causal, mask::full}) {
-            const problem p({4, 2, 12}, where.lengths, rule, 7);
+            const problem p({8, 4, 6}, where.lengths, rule, 7);
             const solution reference = solved_directly(p);
             std::vector<std::array<std::uint64_t, 2>> sent(at(ranks));
             const auto ring = [](counted c, const problem& of) {
@@ -515,6 +516,10 @@ TEST_CASE(
                 return gather_attention<counted, kernel>(std::move(c), of.heads);
             });
             CHECK(between(gathered, reference).absolute <= 1e-12);
+            const solution exchanged = solved_on_gpus<double>(p, where, [](counted c, const problem& of) {
+                return ulysses_attention<counted, kernel>(std::move(c), of.heads);
+            });
+            CHECK(between(exchanged, reference).absolute <= 1e-12);
         }
     }
 }

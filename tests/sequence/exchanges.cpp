@@ -24,6 +24,19 @@ template <class T> using ring_of = ring_attention<comm::threads, host_attention<
 template <class T> using gather_of = gather_attention<comm::threads, host_attention<T>>;
 template <class T> using ulysses_of = ulysses_attention<comm::threads, host_attention<T>>;
 
+// Computes delta by itself, as libraries of kernels do.
+struct own_delta : host_attention<double> {
+    static constexpr bool wants_out = true;
+    void backward(host_queue q, backward_block<double, host_memory> b) {
+        std::vector<double> own(b.query.tokens * b.query.heads);
+        const token_view<double> delta = numbers_by_head(view<double>(own), b.query.tokens, b.query.heads);
+        expect(b.out.same_shape(b.query), "out is not there");
+        run(q, dot_tokens_operation<double, host_memory>{b.d_out, b.out, delta});
+        b.delta = delta;
+        host_attention<double>::backward(q, b);
+    }
+};
+
 template <template <class> class Engine, class T = double>
 solution solved_by(const problem& p, const placement& where) {
     return solved_together<T>(
@@ -122,6 +135,23 @@ TEST_CASE("ranks that do not divide the heads are refused, on all of them") {
                          "attention: no plan", usage_error);
 }
 
+TEST_CASE("kernels that want out are given it") {
+    const placement where = several_rings();
+    const problem p({6, 6, 3}, where.lengths);
+    const solution expected = solved_by<ulysses_of>(p, where);
+    CHECK(same_bits(solved_together<double>(p, where,
+                                            [](comm::threads c, const problem& of) {
+                                                return ulysses_attention<comm::threads, own_delta>(std::move(c),
+                                                                                                   of.heads);
+                                            }),
+                    expected));
+    CHECK(same_bits(solved_together<double>(p, where,
+                                            [](comm::threads c, const problem& of) {
+                                                return ring_attention<comm::threads, own_delta>(std::move(c), of.heads);
+                                            }),
+                    solved_by<ring_of>(p, where)));
+}
+
 TEST_CASE("the bytes sent are those of the formulas") {
     using counted = comm::counted<comm::threads>;
     const placement where = several_rings();
@@ -151,16 +181,17 @@ TEST_CASE("the bytes sent are those of the formulas") {
     CHECK(sent<gather_attention<counted, host_attention<double>>, double>(p, where) == gathers(8, 8));
     CHECK(sent<gather_attention<counted, host_attention<tutti::bfloat16>>, tutti::bfloat16>(p, where) == gathers(2, 4));
     // 12 query heads, 6 of keys, 6 of values.
-    const auto exchanges = [&](std::uint64_t element, std::uint64_t sum) {
+    const auto exchanges = [&](std::uint64_t element, std::uint64_t sum, std::uint64_t outs = 1) {
         return expected([=](std::uint64_t g, std::uint64_t n, std::uint64_t s) {
             const std::uint64_t given = n * (g - 1);
             return row{(given * (12 + 2 * 6) * width * element + (s - n) * 12 * (width * element + sum)) / g,
-                       (given * ((2 * 12 + 2 * 6) * width * element + 2 * 12 * sum) +
+                       (given * (((1 + outs) * 12 + 2 * 6) * width * element + 2 * 12 * sum) +
                         (s - n) * (12 + 2 * 6) * width * element) /
                            g};
         });
     };
     CHECK(sent<ulysses_attention<counted, host_attention<double>>, double>(p, where) == exchanges(8, 8));
+    CHECK(sent<ulysses_attention<counted, own_delta>, double>(p, where) == exchanges(8, 8, 2));  // out and its gradient
     CHECK(sent<ulysses_attention<counted, host_attention<tutti::bfloat16>>, tutti::bfloat16>(p, where) ==
           exchanges(2, 4));
 }

@@ -226,7 +226,7 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
         e.plan(where);
         rank_data<double> mine(p, where, world.rank());
         mine.forward(e);
-        // Of each ring its own two chunks, then the late one, which alone sees what is behind the early one.
+        // All rows see own keys; those of the others, which are between rank 0's chunks, the late rows alone.
         const std::vector<std::size_t> expected{16, 12, 10, /**/ 8, 6, 10, /**/ 8, 10, /**/ 8};
         expect(world.rank() != 0 || *queries == expected, "another order");
     });

@@ -126,7 +126,7 @@ public:
             arguments.insert({{seen_queries_name, const_cast<std::int32_t*>(c.seen_queries)},
                               {seen_keys_name, const_cast<std::int32_t*>(c.seen_keys)}});
         }
-        check(e.graph->execute(library_.handle, arguments, workspace_->data()), "cudnn: execute");
+        expect_success(e.graph->execute(library_.handle, arguments, workspace_->data()), "cudnn: execute");
         return true;
     }
 
@@ -138,10 +138,10 @@ private:
         context.backend_text = text;
         throw backend_error(formatted("{}: {} ({})", call, text, code), context);
     }
-    static void check(cudnn_frontend::error_t e, std::string_view call) {
+    static void expect_success(cudnn_frontend::error_t e, std::string_view call) {
         if (e.is_bad()) { raise(call, static_cast<int>(e.get_code()), e.get_message()); }
     }
-    static void check(cudnnStatus_t code, std::string_view call) {
+    static void expect_success(cudnnStatus_t code, std::string_view call) {
         if (code != CUDNN_STATUS_SUCCESS) { raise(call, static_cast<int>(code), cudnnGetErrorString(code)); }
     }
     static std::int64_t extent(std::size_t n) { return static_cast<std::int64_t>(n); }
@@ -169,7 +169,7 @@ private:
                                         library_.device, q.device()));
         }
         if (library_.handle == nullptr) {
-            check(cudnnCreate(&library_.handle), "cudnnCreate");
+            expect_success(cudnnCreate(&library_.handle), "cudnnCreate");
             library_.device = q.device();
         } else if (library_.stream == q.stream()) {
             return;
@@ -178,7 +178,7 @@ private:
             q.wait(last_->record());
             workspace_.reset();
         }
-        check(cudnnSetStream(library_.handle, q.stream()), "cudnnSetStream");
+        expect_success(cudnnSetStream(library_.handle, q.stream()), "cudnnSetStream");
         library_.stream = q.stream();
         last_ = std::make_unique<cuda_queue>(q);
     }
@@ -278,9 +278,9 @@ private:
             graph->check_support(library_.handle).is_bad()) {
             return {};
         }
-        check(graph->build_plans(library_.handle), "cudnn: build_plans");
+        expect_success(graph->build_plans(library_.handle), "cudnn: build_plans");
         std::int64_t bytes = 0;
-        check(graph->get_workspace_size(bytes), "cudnn: get_workspace_size");
+        expect_success(graph->get_workspace_size(bytes), "cudnn: get_workspace_size");
         return {graph, static_cast<std::size_t>(bytes), 0};
     }
 };
