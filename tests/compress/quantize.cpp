@@ -289,6 +289,31 @@ TEST_CASE("the largest element never rounds beyond the last code") {
     CHECK(above > 100);
 }
 
+// A device takes the codes of two elements from such sums, and limits them to the last code only then.
+TEST_CASE("codes of two raised elements are those of each") {
+    std::size_t wrong = 0, limited = 0;
+    const auto compare = [&](const auto& grid, float x, float y, std::uint32_t draw, std::uint32_t other) {
+        const std::uint32_t a = grid.raised(x, draw), b = grid.raised(y, other);
+        wrong += compress::detail::codes_of(a, b, grid.last) != (grid.code(x, draw) | grid.code(y, other) << 16);
+        limited += (a >> 16) - compress::detail::raised_zero > grid.last;
+    };
+    for (int bits = 1; bits <= 8; ++bits) {
+        for (std::uint64_t i = 0; i < 4000; ++i) {
+            const auto low = test::random_element<float>(1, i), high = low + std::fabs(test::random_element<float>(2, i));
+            const float y = low + (high - low) * static_cast<float>(i % 97) / 96;
+            const std::uint32_t draw = i % 2 == 0 ? 0xffff : test::mixed(i) & 0xffff;
+            const unsigned width = static_cast<unsigned>(bits);
+            compare(quantize().coder(quantize().measured({low, high}, 2, width), width), high, y, draw, 0xffff - draw);
+            if (bits == 1) { continue; }
+            const qsgd<norm::max> symmetric;
+            const float most = std::fmax(std::fabs(low), std::fabs(high));
+            compare(symmetric.coder(symmetric.measured({most}, 2, width), width), -most, y, 0xffff - draw, draw);
+        }
+    }
+    CHECK(wrong == 0);
+    CHECK(limited > 100);
+}
+
 // deepspeedai/DeepSpeed's symmetric quantizer maps the maximum to 2^(bits - 1) and clips it: 4 bits lose an eighth of
 // the largest positive number.
 TEST_CASE("both ends of a symmetric grid are reached") {

@@ -100,31 +100,44 @@ struct keyed_stream {
             key1 += 0xBB67AE85u;
         }
     }
-    /// What the rounds make random_stream::block(j) of the tensor from.
-    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> start(std::uint64_t j,
+    /// random_stream::block(lower + 2^32 upper) of the tensor.
+    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> block(std::uint32_t lower, std::uint32_t upper,
                                                                        std::uint32_t tensor) const noexcept {
-        return {static_cast<std::uint32_t>(j), static_cast<std::uint32_t>(j >> 32), tensor, step};
-    }
-    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> round(const std::array<std::uint32_t, 4>& c,
-                                                                       unsigned number) const noexcept {
-        const std::uint64_t x = tutti::detail::wide_product(0xD2511F53u, c[0]);
-        const std::uint64_t y = tutti::detail::wide_product(0xCD9E8D57u, c[2]);
-        return {static_cast<std::uint32_t>(y >> 32) ^ c[1] ^ keys[number][0], static_cast<std::uint32_t>(y),
-                static_cast<std::uint32_t>(x >> 32) ^ c[3] ^ keys[number][1], static_cast<std::uint32_t>(x)};
+        std::array<std::uint32_t, 4> c{lower, upper, tensor, step};
+        for (const auto& key : keys) {
+            const std::uint64_t x = tutti::detail::wide_product(0xD2511F53u, c[0]);
+            const std::uint64_t y = tutti::detail::wide_product(0xCD9E8D57u, c[2]);
+            c = {static_cast<std::uint32_t>(y >> 32) ^ c[1] ^ key[0], static_cast<std::uint32_t>(y),
+                 static_cast<std::uint32_t>(x >> 32) ^ c[3] ^ key[1], static_cast<std::uint32_t>(x)};
+        }
+        return c;
     }
 };
 
-/// f in [0, 255] rounded up with the probability of its fraction; `draw` is uniform in [0, 2^16). Whole numbers stay.
-[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t draw) noexcept {
-    // From 256 to 512 the last place of a float is 2^-15: the sum's low bits are f as a fixed-point number. Above them,
-    // and above the byte that is taken, is the exponent.
+/// f in [0, 256), as a number of 2^-16, plus `draw` and raised_zero 2^16: rounded up with the probability of f's fraction,
+/// if `draw` is uniform in [0, 2^16), the upper half is code + raised_zero. Whole numbers stay.
+inline constexpr std::uint32_t raised_zero = 0x8700;
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t raised_by(float f, std::uint32_t draw) noexcept {
+    // From 256 to 512 the last place of a float is 2^-15: the sum's low bits are f as a fixed-point number. Above them
+    // is the exponent.
     const auto fixed = __builtin_bit_cast(std::uint32_t, (exact(f) + exact(256.0f)).value);
-    const std::uint32_t sum = 2 * fixed + draw;
+    return 2 * fixed + draw;
+}
+/// The codes of two such results, but at most `last`, in the halves of a word. One instruction takes the upper halves,
+/// one subtracts and limits them.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t codes_of(std::uint32_t a, std::uint32_t b,
+                                                              std::uint32_t last) noexcept {
 #if defined(__CUDA_ARCH__)
-    return __byte_perm(sum, 0, 0x4442);  // the same in one instruction
+    constexpr std::uint32_t down = 0x10000u - raised_zero;
+    return __viaddmin_u16x2(__byte_perm(a, b, 0x7632), down << 16 | down, last << 16 | last);
 #else
-    return (sum >> 16) & 0xffu;
+    const std::uint32_t x = (a >> 16) - raised_zero, y = (b >> 16) - raised_zero;
+    return (x < last ? x : last) | (y < last ? y : last) << 16;
 #endif
+}
+/// f in [0, 255] so rounded.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t draw) noexcept {
+    return (raised_by(f, draw) >> 16) & 0xffu;
 }
 /// To the nearest, halves to even: from 2^23 on the last place of a float is 1.
 [[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_nearest(float f) noexcept {
