@@ -299,7 +299,8 @@ TEST_CASE("codes of two raised elements are those of each") {
     };
     for (int bits = 1; bits <= 8; ++bits) {
         for (std::uint64_t i = 0; i < 4000; ++i) {
-            const auto low = test::random_element<float>(1, i), high = low + std::fabs(test::random_element<float>(2, i));
+            const auto low = test::random_element<float>(1, i),
+                       high = low + std::fabs(test::random_element<float>(2, i));
             const float y = low + (high - low) * static_cast<float>(i % 97) / 96;
             const std::uint32_t draw = i % 2 == 0 ? 0xffff : test::mixed(i) & 0xffff;
             const unsigned width = static_cast<unsigned>(bits);

@@ -88,7 +88,8 @@ template <class C, class T> void launch(const cuda_queue& q, const encode_bucket
         });
     };
     const auto encode_drawing = [&](auto feedback) {
-        op.scheme.mode() == rounding::stochastic ? encode(feedback, std::true_type()) : encode(feedback, std::false_type());
+        op.scheme.mode() == rounding::stochastic ? encode(feedback, std::true_type())
+                                                 : encode(feedback, std::false_type());
     };
     op.residual.empty() ? encode_drawing(std::false_type()) : encode_drawing(std::true_type());
 }

@@ -101,6 +101,17 @@ __device__ inline void store_some(T* to, int count, bool aligned, const T (&from
     }
 }
 
+// use(0), ..., use(each - 1). In a loop, what they index is not in registers, but there is less to compile.
+template <bool unrolled, unsigned each, class Use> __device__ inline void for_chunks(Use use) {
+    if constexpr (unrolled) {
+#pragma unroll
+        for (unsigned k = 0; k < each; ++k) { use(k); }
+    } else {
+#pragma unroll 1
+        for (unsigned k = 0; k < each; ++k) { use(k); }
+    }
+}
+
 /// A chunk of elements in a thread's registers.
 template <class R> struct held_chunk {
     R of[chunk];
@@ -168,17 +179,16 @@ template <class T> struct held_pairs {
     }
 };
 
-template <class Fold, unsigned unrolled, unsigned each, class Held>
+template <class Fold, bool unrolled, unsigned each, class Held>
 __device__ inline typename Fold::type folded_by_thread(const Held (&x)[each]) {
     typename Fold::type partial[chunk];
-#pragma unroll unrolled
-    for (unsigned k = 0; k < each; ++k) {
+    for_chunks<unrolled, each>([&](unsigned k) {
 #pragma unroll
         for (unsigned j = 0; j < chunk; ++j) {
             const auto lifted = Fold::lift(static_cast<float>(x[k].number(j)));
             partial[j] = k == 0 ? lifted : Fold::combine(partial[j], lifted);
         }
-    }
+    });
 #pragma unroll
     for (unsigned d = chunk / 2; d > 0; d /= 2) {
 #pragma unroll
@@ -186,28 +196,25 @@ __device__ inline typename Fold::type folded_by_thread(const Held (&x)[each]) {
     }
     return partial[0];
 }
-template <class Fold, unsigned unrolled, unsigned each, class T>
-    requires(!Fold::ordered)
-__device__ inline float folded_by_thread(const held_pairs<T> (&x)[each]) {
+template <class Fold, bool unrolled, unsigned each, class T>
+requires(!Fold::ordered) __device__ inline float folded_by_thread(const held_pairs<T> (&x)[each]) {
     std::uint32_t partial[chunk / 2];
-#pragma unroll unrolled
-    for (unsigned k = 0; k < each; ++k) {
+    for_chunks<unrolled, each>([&](unsigned k) {
 #pragma unroll
         for (unsigned j = 0; j < chunk / 2; ++j) {
             const std::uint32_t pair = x[k].words[j];
             const std::uint32_t lifted = std::same_as<Fold, largest_magnitude> ? pair & 0x7fff7fffu : pair;
             partial[j] = k == 0 ? lifted : combined_pairs<Fold, T>(partial[j], lifted);
         }
-    }
+    });
     const std::uint32_t both = combined_pairs<Fold, T>(combined_pairs<Fold, T>(partial[0], partial[1]),
                                                        combined_pairs<Fold, T>(partial[2], partial[3]));
     held_pairs<T> one;
     one.words[0] = combined_pairs<Fold, T>(both, both >> 16);
     return one.number(0);
 }
-template <unsigned unrolled, unsigned each, class Held, class... Fold>
-__device__ inline typename folds<Fold...>::results results_of(folds<Fold...>, const Held (&x)[each],
-                                                              unsigned threads) {
+template <bool unrolled, unsigned each, class Held, class... Fold>
+__device__ inline typename folds<Fold...>::results results_of(folds<Fold...>, const Held (&x)[each], unsigned threads) {
     typename folds<Fold...>::results all(folded_by_thread<Fold, unrolled>(x)...);
 #pragma unroll 1
     for (unsigned d = threads / 2; d > 0; d /= 2) {
@@ -224,10 +231,12 @@ template <class C> inline constexpr bool ordered_sums = false;
 template <class... Fold> inline constexpr bool ordered_sums<folds<Fold...>> = (... || Fold::ordered);
 
 template <class Coder>
-concept raising_coder = requires(const Coder& c) { c.raised(1.0f, 0u); };
+concept raising_coder = requires(const Coder& c) {
+    c.raised(1.0f, 0u);
+};
 template <class Coder>
-__device__ inline void draw_codes(const Coder& coder, const float (&x)[chunk], const std::array<std::uint32_t, 4>& drawn,
-                                  paired_codes& codes) {
+__device__ inline void draw_codes(const Coder& coder, const float (&x)[chunk],
+                                  const std::array<std::uint32_t, 4>& drawn, paired_codes& codes) {
 #pragma unroll
     for (unsigned j = 0; j < chunk / 2; ++j) {
         const std::uint32_t a = half_of(drawn, j), b = half_of(drawn, j + 4);
@@ -245,14 +254,13 @@ __device__ inline void round_codes(const Coder& coder, const float (&x)[chunk], 
 }
 /// Writes the `bits` bytes of each chunk k that exists(k), `stride` bytes apart. Codes begin at 16 bytes: a chunk of a
 /// power of two of bytes is aligned to it.
-template <unsigned unrolled, unsigned each, class Exists>
+template <bool unrolled, unsigned each, class Exists>
 __device__ inline void store_codes(std::byte* to, int stride, unsigned bits, const joined_codes (&codes)[each],
                                    Exists exists) {
     const auto store = [&](auto one) {
-#pragma unroll unrolled
-        for (unsigned k = 0; k < each; ++k) {
+        for_chunks<unrolled, each>([&](unsigned k) {
             if (exists(k)) { one(to + stride * static_cast<int>(k), codes[k]); }
-        }
+        });
     };
     if (bits == 4) {
         store([](std::byte* at, const joined_codes& c) {
@@ -281,7 +289,6 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
     using T = typename decltype(op.in)::value_type;
     using scheme = decltype(op.scheme);
     using meta = typename scheme::meta;
-    constexpr unsigned unrolled = whole ? each : 1;  // out of registers, but less to compile
     const int stride = static_cast<int>(threads * chunk), lead = static_cast<int>(p.lane * chunk);
     const T* const in = op.in.data() + (p.s.offset + p.first);
     float* const left = feedback ? op.residual.data() + (p.s.offset + p.first) : nullptr;
@@ -302,8 +309,7 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
     const T none = zeros || p.n == 0 ? T{} : in[0];
     const float none_left = zeros || !feedback || p.n == 0 ? 0.0f : left[0];
     std::conditional_t<feedback || sizeof(T) != 2, held_chunk<real>, held_pairs<T>> x[each];
-#pragma unroll unrolled
-    for (unsigned k = 0; k < each; ++k) {
+    for_chunks<whole, each>([&](unsigned k) {
         x[k].template load<whole>(in + index(k), count(k), in_packs, none);
         if constexpr (feedback) {
             float kept[chunk];
@@ -313,8 +319,8 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
                 x[k].of[j] = (exact(x[k].of[j]) + exact(static_cast<real>(kept[j]))).value;
             }
         }
-    }
-    const auto measured = results_of<unrolled>(typename scheme::folds(), x, threads);
+    });
+    const auto measured = results_of<whole>(typename scheme::folds(), x, threads);
     if (!whole && p.n == 0) { return; }
     const meta m = op.scheme.measured(measured, static_cast<std::size_t>(p.n), p.s.bits);
     if (p.lane == 0) { *reinterpret_cast<meta*>(wire + p.meta) = m; }
@@ -330,8 +336,7 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
                             static_cast<std::uint32_t>((whole ? first_block : number) >> 32), p.s.tensor);
     };
     joined_codes joined[each];
-#pragma unroll unrolled
-    for (unsigned k = 0; k < each; ++k) {
+    for_chunks<whole, each>([&](unsigned k) {
         float value[chunk];
 #pragma unroll
         for (unsigned j = 0; j < chunk; ++j) { value[j] = static_cast<float>(x[k].number(j)); }
@@ -363,14 +368,20 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
             }
             store_some<whole>(left + index(k), count(k), left_packs, rest);
         }
-    }
-#pragma unroll unrolled
-    for (unsigned k = 0; k < each; ++k) {
+    });
+    for_chunks<whole, each>([&](unsigned k) {
         if (!finite) { joined[k] = {0, 0}; }
-    }
+    });
     std::byte* const codes_at = wire + p.s.codes + (p.first / chunk + p.lane) * p.s.bits;
-    store_codes<unrolled>(codes_at, static_cast<int>(threads * p.s.bits), p.s.bits, joined,
-                [&](unsigned k) { return whole || count(k) > 0; });
+    store_codes<whole>(codes_at, static_cast<int>(threads * p.s.bits), p.s.bits, joined,
+                       [&](unsigned k) { return whole || count(k) > 0; });
+}
+
+// Apart, and by value: what is indexed in a loop there would keep the other's elements out of registers.
+template <bool feedback, bool draws, unsigned each, class O>
+__device__ __noinline__ void encode_part(const O& op, const bucket_place p, const keyed_stream& stream,
+                                         unsigned threads) {
+    encode_place<false, feedback, draws, each>(op, p, stream, threads);
 }
 
 // Blocks of a multiprocessor: as many as the registers for a thread's elements allow.
@@ -393,7 +404,7 @@ __global__ void __launch_bounds__(bucket_threads, (encoding_blocks<each, feedbac
     if (__all_sync(0xffffffffu, full)) {
         encode_place<true, feedback, draws, each>(op, p, stream, threads);
     } else {
-        encode_place<false, feedback, draws, each>(op, p, stream, threads);
+        encode_part<feedback, draws, each>(op, p, stream, threads);
     }
 }
 
