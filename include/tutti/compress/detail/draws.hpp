@@ -114,9 +114,10 @@ struct keyed_stream {
     }
 };
 
-/// f in [0, 256), as a number of 2^-16, plus `draw` and raised_zero 2^16: rounded up with the probability of f's fraction,
-/// if `draw` is uniform in [0, 2^16), the upper half is code + raised_zero. Whole numbers stay.
+/// What raised_by has in its upper half besides the code.
 inline constexpr std::uint32_t raised_zero = 0x8700;
+/// f in [0, 256) as a fixed-point number of 16 fractional bits, plus `draw`: its upper half, less raised_zero, is f rounded
+/// up with the probability of its fraction if `draw` is uniform in [0, 2^16). Whole numbers stay.
 [[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t raised_by(float f, std::uint32_t draw) noexcept {
     // From 256 to 512 the last place of a float is 2^-15: the sum's low bits are f as a fixed-point number. Above them
     // is the exponent.
