@@ -29,8 +29,8 @@ struct bucket_shares {
 };
 
 /// Threads that decode one bucket.
-inline unsigned decoding_threads(std::size_t bucket) {
-    return std::bit_ceil(static_cast<unsigned>((bucket + decoded_each - 1) / decoded_each));
+template <class T> unsigned decoding_threads(std::size_t bucket) {
+    return std::bit_ceil(static_cast<unsigned>((bucket + decoded_each<T> - 1) / decoded_each<T>));
 }
 
 // Calls begin(table) for the segments that have elements, as many at once as a table holds.
@@ -94,7 +94,7 @@ template <class C, class T> void launch(const cuda_queue& q, const encode_bucket
     op.residual.empty() ? encode_drawing(std::false_type()) : encode_drawing(std::true_type());
 }
 template <class C, class T> void launch(const cuda_queue& q, const decode_buckets<C, T, device_memory>& op) {
-    const unsigned threads = detail::decoding_threads(op.scheme.granularity());
+    const unsigned threads = detail::decoding_threads<T>(op.scheme.granularity());
     detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
         tutti::detail::start(q, op.name, detail::decode_kernel<decode_buckets<C, T, device_memory>, Table>,
                              table.buckets * threads, detail::bucket_threads, op, table, threads);
@@ -102,7 +102,7 @@ template <class C, class T> void launch(const cuda_queue& q, const decode_bucket
 }
 template <class C> void launch(const cuda_queue& q, const add_buckets<C, device_memory>& op) {
     if (op.count == 0) { return; }
-    const unsigned threads = detail::decoding_threads(op.scheme.granularity());
+    const unsigned threads = detail::decoding_threads<float>(op.scheme.granularity());
     const std::size_t stride = op.wires.size() / op.count;
     detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
         tutti::detail::start(q, op.name, detail::add_kernel<add_buckets<C, device_memory>, Table>,

@@ -57,8 +57,11 @@ struct offset_grid {
         return rounded_by(place(x), draw);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded_nearest(place(x)); }
+    [[nodiscard]] TUTTI_HOST_DEVICE float value_at(float code) const noexcept {
+        return (exact(base) + exact(unit) * exact(code)).value;
+    }
     [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
-        return (exact(base) + exact(unit) * exact(static_cast<float>(static_cast<std::int32_t>(code)))).value;
+        return value_at(static_cast<float>(static_cast<std::int32_t>(code)));
     }
 };
 
@@ -85,9 +88,11 @@ struct centered_grid {
         return rounded_by(place(x), draw);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded_nearest(place(x)); }
+    [[nodiscard]] TUTTI_HOST_DEVICE float value_at(float code) const noexcept {
+        return (exact(unit) * (exact(code) - exact(levels))).value;
+    }
     [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
-        const exact steps = exact(static_cast<float>(static_cast<std::int32_t>(code))) - exact(levels);
-        return (exact(unit) * steps).value;
+        return value_at(static_cast<float>(static_cast<std::int32_t>(code)));
     }
 };
 
