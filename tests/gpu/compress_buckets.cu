@@ -148,6 +148,7 @@ TEST_CASE_TEMPLATE("other types", T, double, float16, bfloat16) {
     for (int bits = 1; bits <= 8; ++bits) { sizes_and_places<T>(quantize(), bits, bits % 4 != 0); }
     sizes_and_places<T>(quantize(512, rounding::nearest), 4, true);
     sizes_and_places<T>(sign(), 1, false);
+    sizes_and_places<T>(natural(), 8, true);
 }
 
 // Threads have one, two or eight chunks of pairs, and measure them as pairs.

@@ -13,6 +13,7 @@
 #include <utility>      // declval
 
 #include <tutti/compress/detail/bucket_operations.hpp>  // operations
+#include <tutti/compress/detail/grid.hpp>               // unlimited_bits
 #include <tutti/core/cuda_run.cuh>                      // pack
 
 namespace tutti::compress {
@@ -44,7 +45,7 @@ struct bucket_place {
     bool last;          ///< of the segment
 };
 template <class Meta, std::size_t capacity>
-__device__ inline bucket_place place_of(const segment_table<capacity>& t, std::size_t bucket, unsigned threads) {
+__device__ inline bucket_place place_of(const segment_table<capacity>& t, unsigned bucket, unsigned threads) {
     const auto shift = static_cast<unsigned>(__ffs(static_cast<int>(threads))) - 1;
     const std::size_t number = std::size_t{blockIdx.x} * (bucket_threads >> shift) + (threadIdx.x >> shift);
     unsigned at = 0;
@@ -234,13 +235,16 @@ template <class Coder>
 concept raising_coder = requires(const Coder& c) {
     c.raised(1.0f, 0u);
 };
-template <class Coder>
+template <bool unlimited, class Coder>
 __device__ inline void draw_codes(const Coder& coder, const float (&x)[chunk],
                                   const std::array<std::uint32_t, 4>& drawn, paired_codes& codes) {
 #pragma unroll
     for (unsigned j = 0; j < chunk / 2; ++j) {
         const std::uint32_t a = half_of(drawn, j), b = half_of(drawn, j + 4);
-        if constexpr (raising_coder<Coder>) {
+        if constexpr (unlimited) {
+            codes[j] = tops_of(topped_by(coder.steps(x[j]), half_above(drawn, j)),
+                               topped_by(coder.steps(x[j + 4]), half_above(drawn, j + 4)));
+        } else if constexpr (raising_coder<Coder>) {
             codes[j] = codes_of(coder.raised(x[j], a), coder.raised(x[j + 4], b), coder.last);
         } else {
             codes[j] = coder.code(x[j], a) | coder.code(x[j + 4], b) << 16;
@@ -282,8 +286,13 @@ __device__ inline void store_codes(std::byte* to, int stride, unsigned bits, con
     }
 }
 
-// `whole`: threads of the warp have `each` chunks of elements that all exist, at 16 bytes.
-template <bool whole, bool feedback, bool draws, unsigned each, class O>
+/// Whether codes of a few bits have a kernel's part of their own: where memory does not take longer than drawing.
+template <class C, class T, bool feedback, bool draws>
+inline constexpr bool may_be_unlimited = sizeof(T) == 2 && !feedback && draws && requires { C::spans_all; };
+
+// `whole`: threads of the warp have `each` chunks of elements that all exist, at 16 bytes. `unlimited`: no code needs to
+// be limited to the last.
+template <bool whole, bool unlimited, bool feedback, bool draws, unsigned each, class O>
 __device__ inline void encode_place(const O& op, const bucket_place& p, const keyed_stream& stream, unsigned threads) {
     using real = typename O::real;
     using T = typename decltype(op.in)::value_type;
@@ -342,7 +351,7 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
         for (unsigned j = 0; j < chunk; ++j) { value[j] = static_cast<float>(x[k].number(j)); }
         paired_codes codes;
         if constexpr (draws) {
-            draw_codes(coder, value, block(k), codes);
+            draw_codes<unlimited>(coder, value, block(k), codes);
         } else {
             round_codes(coder, value, codes);
         }
@@ -381,7 +390,7 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
 template <bool feedback, bool draws, unsigned each, class O>
 __device__ __noinline__ void encode_part(const O& op, const bucket_place p, const keyed_stream& stream,
                                          unsigned threads) {
-    encode_place<false, feedback, draws, each>(op, p, stream, threads);
+    encode_place<false, false, feedback, draws, each>(op, p, stream, threads);
 }
 
 // Blocks of a multiprocessor: as many as the registers for a thread's elements allow.
@@ -396,13 +405,20 @@ template <unsigned each, bool feedback, bool draws, class O, class Table>
 __global__ void __launch_bounds__(bucket_threads, (encoding_blocks<each, feedback, typename O::real>))
     encode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table,
                   const __grid_constant__ keyed_stream stream, unsigned threads) {
-    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
+    using scheme = decltype(op.scheme);
+    const auto bucket = static_cast<unsigned>(op.scheme.granularity());
+    const bucket_place p = place_of<typename scheme::meta>(table, bucket, threads);
     const std::size_t at = p.s.offset + p.first;
     const bool full = p.n == static_cast<int>(threads * each * chunk) && packs_at(op.in.data() + at) &&
                       (!feedback || packs_at(op.residual.data() + at));
     // Together: threads of a warp exchange what they measured.
+    if constexpr (may_be_unlimited<scheme, typename decltype(op.in)::value_type, feedback, draws>) {
+        if (__all_sync(0xffffffffu, full && p.s.bits <= unlimited_bits)) {
+            return encode_place<true, true, feedback, draws, each>(op, p, stream, threads);
+        }
+    }
     if (__all_sync(0xffffffffu, full)) {
-        encode_place<true, feedback, draws, each>(op, p, stream, threads);
+        encode_place<true, false, feedback, draws, each>(op, p, stream, threads);
     } else {
         encode_part<feedback, draws, each>(op, p, stream, threads);
     }
@@ -560,7 +576,7 @@ template <class O, class Table>
 __global__ void __launch_bounds__(bucket_threads)
     decode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, unsigned threads) {
     using T = typename decltype(op.out)::value_type;
-    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
+    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, static_cast<unsigned>(op.scheme.granularity()), threads);
     if (p.n == 0) { return; }
     if (p.n != static_cast<int>(threads * decoded_each<T>) || !packs_at(op.out.data() + p.s.offset + p.first)) {
         return decode_place<false>(op, p, threads);
@@ -580,7 +596,7 @@ template <class O, class Table>
 __global__ void __launch_bounds__(bucket_threads, 4)
     add_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, std::size_t stride,
                unsigned threads) {
-    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
+    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, static_cast<unsigned>(op.scheme.granularity()), threads);
     if (p.n == 0) { return; }
     if (p.n == static_cast<int>(threads * decoded_each<float>) && packs_at(op.sum.data() + p.s.offset + p.first)) {
         add_place<true>(op, p, stride, threads);

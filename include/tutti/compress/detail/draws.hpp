@@ -136,6 +136,31 @@ inline constexpr std::uint32_t raised_zero = 0x8700;
     return (x < last ? x : last) | (y < last ? y : last) << 16;
 #endif
 }
+/// As raised_by, of f below 128: the upper byte is f rounded up, and nothing else. `above` is 2^8 times the draw, and what
+/// is below that does not matter.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t topped_by(float f, std::uint32_t above) noexcept {
+    return 512 * __builtin_bit_cast(std::uint32_t, (exact(f) + exact(256.0f)).value) + above;  // the exponent overflows
+}
+/// Half j of a block so placed. One instruction each.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t half_above(const std::array<std::uint32_t, 4>& block,
+                                                                unsigned j) noexcept {
+    if (j % 2 != 0) { return block[j / 2] >> 8; }
+#if defined(__CUDA_ARCH__)
+    return __byte_perm(block[j / 2], 0, 0x4104);
+#else
+    return (block[j / 2] & 0xffffu) << 8;
+#endif
+}
+/// Two upper bytes below 128 in the halves of a word.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t tops_of(std::uint32_t a, std::uint32_t b) noexcept {
+#if defined(__CUDA_ARCH__)
+    std::uint32_t r = 0;
+    asm("prmt.b32 %0, %1, %2, 0xf7b3;" : "=r"(r) : "r"(a), "r"(b));  // zeros are copies of the bytes' signs
+    return r;
+#else
+    return a >> 24 | b >> 24 << 16;
+#endif
+}
 /// f in [0, 255] so rounded.
 [[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t draw) noexcept {
     return (raised_by(f, draw) >> 16) & 0xffu;

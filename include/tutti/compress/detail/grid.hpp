@@ -12,6 +12,10 @@
 
 namespace tutti::compress::detail {
 
+/// Where a grid spans all elements, steps() is beyond its ends by roundings alone. At so many bits those are three of at
+/// most 63, or four of 31 around zero: the sum with 256 in raised_by is that of the end, and nothing needs to be limited.
+inline constexpr unsigned unlimited_bits = 6;
+
 inline constexpr float not_finite = std::numeric_limits<float>::quiet_NaN();
 
 [[nodiscard]] TUTTI_HOST_DEVICE inline float at_least_tiny(float unit) noexcept {
@@ -77,9 +81,11 @@ struct centered_grid {
         , levels(static_cast<float>(levels_))
         , last(2 * levels_) {}
     [[nodiscard]] TUTTI_HOST_DEVICE bool finite() const noexcept { return unit == unit; }
+    [[nodiscard]] TUTTI_HOST_DEVICE float steps(float x) const noexcept {
+        return (exact(x) * exact(inverse) + exact(levels)).value;
+    }
     [[nodiscard]] TUTTI_HOST_DEVICE float place(float x) const noexcept {
-        const float f = (exact(x) * exact(inverse) + exact(levels)).value;
-        return lesser(greater(f, 0.0f), 2 * levels);
+        return lesser(greater(steps(x), 0.0f), 2 * levels);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t raised(float x, std::uint32_t draw) const noexcept {
         return raised_by(place(x), draw);
