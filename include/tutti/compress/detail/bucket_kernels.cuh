@@ -45,7 +45,7 @@ struct bucket_place {
     bool last;          ///< of the segment
 };
 template <class Meta, std::size_t capacity>
-__device__ inline bucket_place place_of(const segment_table<capacity>& t, unsigned bucket, unsigned threads) {
+__device__ inline bucket_place place_of(const segment_table<capacity>& t, std::size_t bucket, unsigned threads) {
     const auto shift = static_cast<unsigned>(__ffs(static_cast<int>(threads))) - 1;
     const std::size_t number = std::size_t{blockIdx.x} * (bucket_threads >> shift) + (threadIdx.x >> shift);
     unsigned at = 0;
@@ -406,8 +406,7 @@ __global__ void __launch_bounds__(bucket_threads, (encoding_blocks<each, feedbac
     encode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table,
                   const __grid_constant__ keyed_stream stream, unsigned threads) {
     using scheme = decltype(op.scheme);
-    const auto bucket = static_cast<unsigned>(op.scheme.granularity());
-    const bucket_place p = place_of<typename scheme::meta>(table, bucket, threads);
+    const bucket_place p = place_of<typename scheme::meta>(table, op.scheme.granularity(), threads);
     const std::size_t at = p.s.offset + p.first;
     const bool full = p.n == static_cast<int>(threads * each * chunk) && packs_at(op.in.data() + at) &&
                       (!feedback || packs_at(op.residual.data() + at));
@@ -576,7 +575,7 @@ template <class O, class Table>
 __global__ void __launch_bounds__(bucket_threads)
     decode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, unsigned threads) {
     using T = typename decltype(op.out)::value_type;
-    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, static_cast<unsigned>(op.scheme.granularity()), threads);
+    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
     if (p.n == 0) { return; }
     if (p.n != static_cast<int>(threads * decoded_each<T>) || !packs_at(op.out.data() + p.s.offset + p.first)) {
         return decode_place<false>(op, p, threads);
@@ -596,7 +595,7 @@ template <class O, class Table>
 __global__ void __launch_bounds__(bucket_threads, 4)
     add_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, std::size_t stride,
                unsigned threads) {
-    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, static_cast<unsigned>(op.scheme.granularity()), threads);
+    const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
     if (p.n == 0) { return; }
     if (p.n == static_cast<int>(threads * decoded_each<float>) && packs_at(op.sum.data() + p.s.offset + p.first)) {
         add_place<true>(op, p, stride, threads);
