@@ -306,13 +306,6 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
     const auto count = [&](unsigned k) { return p.n - index(k); };
     std::byte* const wire = op.wire.data();
 
-    if (p.last && p.n != 0) {  // the zeros that fill up the segment's wire
-        for (std::size_t b = p.meta + sizeof(meta) + p.lane; b < p.s.codes; b += threads) { wire[b] = std::byte{0}; }
-        const std::size_t bytes = chunks_of(p.s.size) * p.s.bits;
-        for (std::size_t b = bytes + p.lane; b < aligned_wire(bytes); b += threads) {
-            wire[p.s.codes + b] = std::byte{0};
-        }
-    }
     // What does not exist counts as nothing in sums, and as the first element among extremes.
     constexpr bool zeros = whole || ordered_sums<typename scheme::folds>;
     const T none = zeros || p.n == 0 ? T{} : in[0];
@@ -329,13 +322,6 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
             }
         }
     });
-    const auto measured = results_of<whole>(typename scheme::folds(), x, threads);
-    if (!whole && p.n == 0) { return; }
-    const meta m = op.scheme.measured(measured, static_cast<std::size_t>(p.n), p.s.bits);
-    if (p.lane == 0) { *reinterpret_cast<meta*>(wire + p.meta) = m; }
-    const auto coder = op.scheme.coder(m, p.s.bits);
-    const bool finite = coder.finite();
-
     // A whole bucket has a power of two of blocks and begins at a multiple of it: the upper word of their numbers is one,
     // and what the first rounds make of it is made once.
     const std::uint64_t first_block = (p.s.first + p.first) / chunk;
@@ -344,6 +330,27 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
         return stream.block(static_cast<std::uint32_t>(number),
                             static_cast<std::uint32_t>((whole ? first_block : number) >> 32), p.s.tensor);
     };
+    // While elements arrive: what is drawn for the first of them, held back from where it is used, and zeros.
+    constexpr bool early = whole && unlimited;
+    std::array<std::uint32_t, 4> first{};
+    if constexpr (early) {
+        first = block(0);
+        asm volatile("" : "+r"(first[0]), "+r"(first[1]), "+r"(first[2]), "+r"(first[3]));
+    }
+    if (p.last && p.n != 0) {  // those fill up the segment's wire
+        for (std::size_t b = p.meta + sizeof(meta) + p.lane; b < p.s.codes; b += threads) { wire[b] = std::byte{0}; }
+        const std::size_t bytes = chunks_of(p.s.size) * p.s.bits;
+        for (std::size_t b = bytes + p.lane; b < aligned_wire(bytes); b += threads) {
+            wire[p.s.codes + b] = std::byte{0};
+        }
+    }
+    const auto measured = results_of<whole>(typename scheme::folds(), x, threads);
+    if (!whole && p.n == 0) { return; }
+    const meta m = op.scheme.measured(measured, static_cast<std::size_t>(p.n), p.s.bits);
+    if (p.lane == 0) { *reinterpret_cast<meta*>(wire + p.meta) = m; }
+    const auto coder = op.scheme.coder(m, p.s.bits);
+    const bool finite = coder.finite();
+
     joined_codes joined[each];
     for_chunks<whole, each>([&](unsigned k) {
         float value[chunk];
@@ -351,7 +358,7 @@ __device__ inline void encode_place(const O& op, const bucket_place& p, const ke
         for (unsigned j = 0; j < chunk; ++j) { value[j] = static_cast<float>(x[k].number(j)); }
         paired_codes codes;
         if constexpr (draws) {
-            draw_codes<unlimited>(coder, value, block(k), codes);
+            draw_codes<unlimited>(coder, value, early && k == 0 ? first : block(k), codes);
         } else {
             round_codes(coder, value, codes);
         }
