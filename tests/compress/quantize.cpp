@@ -1,6 +1,7 @@
 // Quantization against an oracle written apart, bit by bit in double; its error against theory.
 #include <tutti/compress/quantize.hpp>  // under test
 
+#include <array>    // random blocks
 #include <cmath>    // floor
 #include <cstdint>  // words
 #include <string>   // messages
@@ -287,6 +288,69 @@ TEST_CASE("the largest element never rounds beyond the last code") {
         }
     }
     CHECK(above > 100);
+}
+
+// Where codes have few bits, a device limits none: the ends must come out as they are, with every mantissa.
+TEST_CASE("steps of the ends of a grid of few bits need no limit") {
+    const auto top = [](const auto& grid, float x, std::uint32_t draw) {
+        return compress::detail::topped_by(grid.steps(x), draw << 8 | 0xff) >> 24;
+    };
+    const qsgd<norm::max> symmetric;
+    for (unsigned bits = 1; bits <= compress::detail::unlimited_bits; ++bits) {
+        const bool all = test::full_speed && (bits == 4 || bits == compress::detail::unlimited_bits);
+        std::size_t wrong = 0;
+        for (std::uint32_t mantissa = 0; mantissa < 1u << 23; mantissa += all ? 1 : 61) {
+            const auto x = __builtin_bit_cast(float, 0x3f800000u | mantissa);
+            const auto grid = quantize().coder(quantize().measured({0.0f, x}, 2, bits), bits);
+            wrong += top(grid, x, 0xffff) != grid.last;
+            if (bits == 1) { continue; }
+            const auto centered = symmetric.coder(symmetric.measured({x}, 2, bits), bits);
+            wrong += top(centered, x, 0xffff) != centered.last || top(centered, -x, 0xffff) != 0;
+            wrong += top(centered, x, 0) != centered.last || top(centered, -x, 0) != 0;
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+// A device takes the codes of two elements from sums with their draws, and limits them to the last code only then.
+TEST_CASE("codes of two raised elements are those of each") {
+    using namespace compress::detail;
+    std::size_t wrong = 0;
+    const auto compare = [&](const auto& grid, float x, float y, std::uint32_t draw, std::uint32_t other) {
+        const std::uint32_t expected = grid.code(x, draw) | grid.code(y, other) << 16;
+        wrong += codes_of(grid.raised(x, draw), grid.raised(y, other), grid.last) != expected;
+        if (grid.last < 1u << unlimited_bits) {
+            const std::array<std::uint32_t, 4> block{draw | other << 16, 0, other | draw << 16, ~0u};
+            for (unsigned j = 0; j < 8; ++j) { wrong += half_above(block, j) >> 8 != half_of(block, j); }
+            const std::uint32_t a = topped_by(grid.steps(x), half_above(block, 0)),
+                                b = topped_by(grid.steps(y), half_above(block, 1)),
+                                c = topped_by(grid.steps(x), half_above(block, 5)),
+                                d = topped_by(grid.steps(y), half_above(block, 4));
+            wrong += tops_of(a, b) != expected || tops_of(c, d) != expected;
+        }
+    };
+    for (int bits = 1; bits <= 8; ++bits) {
+        for (std::uint64_t i = 0; i < 4000; ++i) {
+            const auto low = test::random_element<float>(1, i),
+                       high = low + std::fabs(test::random_element<float>(2, i));
+            const float y = low + (high - low) * static_cast<float>(i % 97) / 96;
+            const std::uint32_t draw = i % 2 == 0 ? 0xffff : test::mixed(i) & 0xffff;
+            const unsigned width = static_cast<unsigned>(bits);
+            compare(quantize().coder(quantize().measured({low, high}, 2, width), width), high, y, draw, 0xffff - draw);
+            if (bits == 1) { continue; }
+            const qsgd<norm::max> symmetric;
+            const float most = std::fmax(std::fabs(low), std::fabs(high));
+            compare(symmetric.coder(symmetric.measured({most}, 2, width), width), -most, y, 0xffff - draw, draw);
+        }
+    }
+    CHECK(wrong == 0);
+    for (const std::uint32_t last : {1u, 15u, 255u}) {
+        using compress::detail::codes_of, compress::detail::raised_by;
+        const std::uint32_t beyond = raised_by(static_cast<float>(last) + 0x1p-14f, 0xffff),
+                            zero = raised_by(0, 0xffff);
+        CHECK(codes_of(beyond, zero, last) == last);
+        CHECK(codes_of(zero, beyond, last) == last << 16);
+    }
 }
 
 // deepspeedai/DeepSpeed's symmetric quantizer maps the maximum to 2^(bits - 1) and clips it: 4 bits lose an eighth of

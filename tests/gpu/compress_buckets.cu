@@ -148,6 +148,42 @@ TEST_CASE_TEMPLATE("other types", T, double, float16, bfloat16) {
     for (int bits = 1; bits <= 8; ++bits) { sizes_and_places<T>(quantize(), bits, bits % 4 != 0); }
     sizes_and_places<T>(quantize(512, rounding::nearest), 4, true);
     sizes_and_places<T>(sign(), 1, false);
+    sizes_and_places<T>(natural(), 8, true);
+}
+
+// Threads have one, two or eight chunks of pairs, and measure them as pairs.
+TEST_CASE_TEMPLATE("buckets of 16-bit elements", T, float16, bfloat16) {
+    test::require_device();
+    for (const std::size_t bucket : {8ul, 16ul, 64ul, 120ul, 128ul, 1024ul}) {
+        CAPTURE(bucket);
+        sizes_and_places<T>(quantize(bucket), 4, true);
+        sizes_and_places<T>(qsgd<compress::norm::max>(bucket), 8, true);
+    }
+    // All extremes are found: of buckets of one sign, and wherever the largest is.
+    const cuda_queue q(0);
+    const segment s = whole(64 * 512, 4);
+    std::vector<T> in = test::normals<T>(s.size(), 3);
+    for (std::size_t b = 0; b < 64; ++b) {
+        for (std::size_t i = 0; i < 512; ++i) {
+            const float x = std::fabs(static_cast<float>(in[512 * b + i])) + (i == 8 * b + b / 8 ? 9.0f : 0.0f);
+            in[512 * b + i] = static_cast<T>(b % 2 == 0 ? x : -x);
+        }
+    }
+    same_as_host<T>(q, quantize(), layout(&s, 1), in, test::normals<float>(s.size(), 4), 0);
+    same_as_host<T>(q, qsgd<compress::norm::max>(), layout(&s, 1), in, test::normals<float>(s.size(), 4), 0);
+}
+
+// The numbers of random blocks have two words: one bucket of 48 elements has six blocks on both sides of 2^32.
+TEST_CASE_TEMPLATE("draws where the upper word of a block's number changes", T, float, bfloat16) {
+    test::require_device();
+    const cuda_queue q(0);
+    for (const std::size_t bucket : {48ul, 512ul, 1000ul}) {
+        CAPTURE(bucket);
+        const std::size_t last = (std::size_t{1} << 35) / bucket;
+        const segment s{.tensor = 2, .level = 4, .first = (last - 2) * bucket, .rows = 6 * bucket};
+        same_as_host<T>(q, quantize(bucket), layout(&s, 1), test::normals<T>(s.size(), 1),
+                        test::normals<float>(s.size(), 2), 0);
+    }
 }
 
 TEST_CASE("many tensors, in one launch or a few") {

@@ -2,9 +2,10 @@
 // Needs core/cuda_run, compress/buckets and nvcc.
 #pragma once
 
-#include <algorithm>  // clamp, max
-#include <bit>        // bit_ceil, bit_floor
-#include <cstddef>    // size_t
+#include <algorithm>    // max
+#include <bit>          // bit_ceil
+#include <cstddef>      // size_t
+#include <type_traits>  // bool_constant
 
 #include <tutti/compress/buckets.hpp>                // schemes
 #include <tutti/compress/detail/bucket_kernels.cuh>  // kernels
@@ -16,22 +17,20 @@ namespace detail {
 
 /// Threads that encode one bucket, a power of two up to a warp; each has up to `each` chunks, `threads` chunks apart.
 /// Ordered sums want 32 threads before a second chunk, to add up as on the host. Otherwise chunks share what a thread
-/// does once: four, if a bucket has eight and their elements leave enough registers.
+/// does once: `most`, if a bucket has twice as many and their elements leave enough registers.
 struct bucket_shares {
     unsigned threads, each;
-    bucket_shares(std::size_t bucket, bool ordered, std::size_t element_bytes) {
+    bucket_shares(std::size_t bucket, unsigned most, bool ordered, std::size_t element_bytes) {
         const auto chunks = static_cast<unsigned>(bucket / chunk);
-        const unsigned shared = ordered || element_bytes > 4 ? 1 : std::clamp(std::bit_floor(chunks / 2), 1u, 4u);
-        each = std::max(shared, chunks <= 32 ? 1u : chunks <= 64 ? 2u : 4u);
+        const unsigned shared = ordered || element_bytes > 4 || chunks < 4 ? 1 : chunks < 2 * most ? 2 : most;
+        each = std::max(shared, chunks <= 32 ? 1u : chunks <= 64 ? 2u : most);
         threads = std::bit_ceil((chunks + each - 1) / each);
     }
 };
-template <class C> inline constexpr bool ordered_sums = false;
-template <class... Fold> inline constexpr bool ordered_sums<folds<Fold...>> = (... || Fold::ordered);
 
 /// Threads that decode one bucket.
-inline unsigned decoding_threads(std::size_t bucket) {
-    return std::bit_ceil(static_cast<unsigned>((bucket + decoded_each - 1) / decoded_each));
+template <class T> unsigned decoding_threads(std::size_t bucket) {
+    return std::bit_ceil(static_cast<unsigned>((bucket + decoded_each<T> - 1) / decoded_each<T>));
 }
 
 // Calls begin(table) for the segments that have elements, as many at once as a table holds.
@@ -71,23 +70,31 @@ template <class C, class Begin> void for_tables(const C& x, layout all, Begin be
 ///              packs of 16 bytes where a segment begins at 16 bytes. No host synchronization.
 template <class C, class T> void launch(const cuda_queue& q, const encode_buckets<C, T, device_memory>& op) {
     using operation = encode_buckets<C, T, device_memory>;
-    const detail::bucket_shares shares(op.scheme.granularity(), detail::ordered_sums<typename C::folds>, sizeof(T));
     const detail::keyed_stream stream(op.key.stream(0, C::purpose));
-    detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
-        const auto begin = [&](auto without, auto with) {
-            tutti::detail::start(q, op.name, op.residual.empty() ? without : with, table.buckets * shares.threads,
-                                 detail::bucket_threads, op, table, stream, shares.threads);
-        };
-        using detail::encode_kernel;
-        switch (shares.each) {
-        case 1: return begin(encode_kernel<1, false, operation, Table>, encode_kernel<1, true, operation, Table>);
-        case 2: return begin(encode_kernel<2, false, operation, Table>, encode_kernel<2, true, operation, Table>);
-        default: return begin(encode_kernel<4, false, operation, Table>, encode_kernel<4, true, operation, Table>);
-        }
-    });
+    const auto encode = [&]<bool feedback, bool draws>(std::bool_constant<feedback>, std::bool_constant<draws>) {
+        constexpr unsigned most = detail::most_chunks<C, T, feedback>;
+        const detail::bucket_shares shares(op.scheme.granularity(), most, detail::ordered_sums<typename C::folds>,
+                                           sizeof(T));
+        detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
+            const auto begin = [&](auto kernel) {
+                tutti::detail::start(q, op.name, kernel, table.buckets * shares.threads, detail::bucket_threads, op,
+                                     table, stream, shares.threads);
+            };
+            switch (shares.each) {
+            case 1: return begin(detail::encode_kernel<1, feedback, draws, operation, Table>);
+            case 2: return begin(detail::encode_kernel<2, feedback, draws, operation, Table>);
+            default: return begin(detail::encode_kernel<most, feedback, draws, operation, Table>);
+            }
+        });
+    };
+    const auto encode_drawing = [&](auto feedback) {
+        op.scheme.mode() == rounding::stochastic ? encode(feedback, std::true_type())
+                                                 : encode(feedback, std::false_type());
+    };
+    op.residual.empty() ? encode_drawing(std::false_type()) : encode_drawing(std::true_type());
 }
 template <class C, class T> void launch(const cuda_queue& q, const decode_buckets<C, T, device_memory>& op) {
-    const unsigned threads = detail::decoding_threads(op.scheme.granularity());
+    const unsigned threads = detail::decoding_threads<T>(op.scheme.granularity());
     detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
         tutti::detail::start(q, op.name, detail::decode_kernel<decode_buckets<C, T, device_memory>, Table>,
                              table.buckets * threads, detail::bucket_threads, op, table, threads);
@@ -95,7 +102,7 @@ template <class C, class T> void launch(const cuda_queue& q, const decode_bucket
 }
 template <class C> void launch(const cuda_queue& q, const add_buckets<C, device_memory>& op) {
     if (op.count == 0) { return; }
-    const unsigned threads = detail::decoding_threads(op.scheme.granularity());
+    const unsigned threads = detail::decoding_threads<float>(op.scheme.granularity());
     const std::size_t stride = op.wires.size() / op.count;
     detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
         tutti::detail::start(q, op.name, detail::add_kernel<add_buckets<C, device_memory>, Table>,

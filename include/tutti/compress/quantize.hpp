@@ -33,6 +33,7 @@ struct quantize : bucketed<quantize> {
         float unit, base;
     };
     using folds = detail::folds<detail::lowest, detail::highest>;
+    static constexpr bool spans_all = true;
     static constexpr std::uint32_t purpose = 0x7175616e;  // "quan"
     static constexpr std::string_view names[] = {"quantize", "dequantize", "dequantize_add"};
 
@@ -73,6 +74,7 @@ template <norm of> struct qsgd : bucketed<qsgd<of>> {
 
     using meta = float;  ///< unit
     using folds = detail::folds<std::conditional_t<of == norm::max, detail::largest_magnitude, detail::sum_of_squares>>;
+    static constexpr bool spans_all = true;
     static constexpr std::uint32_t purpose = 0x71736764;  // "qsgd"
     static constexpr std::string_view names[] = {"qsgd", "qsgd_decode", "qsgd_decode_add"};
 

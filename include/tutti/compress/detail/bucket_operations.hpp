@@ -207,9 +207,10 @@ template <bucket_scheme C, floating_element T, memory M> struct decode_buckets {
         const double n = detail::elements_of(all);
         return {n * sizeof(T) + static_cast<double>(wire.size()), 4 * n};
     }
-    [[nodiscard]] TUTTI_HOST_DEVICE T result(float value) const noexcept {
-        return static_cast<T>((exact(static_cast<real>(factor)) * exact(static_cast<real>(value))).value);
+    [[nodiscard]] TUTTI_HOST_DEVICE real scaled(float value) const noexcept {
+        return (exact(static_cast<real>(factor)) * exact(static_cast<real>(value))).value;
     }
+    [[nodiscard]] TUTTI_HOST_DEVICE T result(float value) const noexcept { return static_cast<T>(scaled(value)); }
     void operator()() const {
         const std::byte* from = wire.data();
         for (const segment& s : all) {

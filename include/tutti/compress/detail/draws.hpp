@@ -100,31 +100,70 @@ struct keyed_stream {
             key1 += 0xBB67AE85u;
         }
     }
-    /// What the rounds make random_stream::block(j) of the tensor from.
-    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> start(std::uint64_t j,
+    /// random_stream::block(lower + 2^32 upper) of the tensor.
+    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> block(std::uint32_t lower, std::uint32_t upper,
                                                                        std::uint32_t tensor) const noexcept {
-        return {static_cast<std::uint32_t>(j), static_cast<std::uint32_t>(j >> 32), tensor, step};
-    }
-    [[nodiscard]] TUTTI_HOST_DEVICE std::array<std::uint32_t, 4> round(const std::array<std::uint32_t, 4>& c,
-                                                                       unsigned number) const noexcept {
-        const std::uint64_t x = tutti::detail::wide_product(0xD2511F53u, c[0]);
-        const std::uint64_t y = tutti::detail::wide_product(0xCD9E8D57u, c[2]);
-        return {static_cast<std::uint32_t>(y >> 32) ^ c[1] ^ keys[number][0], static_cast<std::uint32_t>(y),
-                static_cast<std::uint32_t>(x >> 32) ^ c[3] ^ keys[number][1], static_cast<std::uint32_t>(x)};
+        std::array<std::uint32_t, 4> c{lower, upper, tensor, step};
+        for (const auto& key : keys) {
+            const std::uint64_t x = tutti::detail::wide_product(0xD2511F53u, c[0]);
+            const std::uint64_t y = tutti::detail::wide_product(0xCD9E8D57u, c[2]);
+            c = {static_cast<std::uint32_t>(y >> 32) ^ c[1] ^ key[0], static_cast<std::uint32_t>(y),
+                 static_cast<std::uint32_t>(x >> 32) ^ c[3] ^ key[1], static_cast<std::uint32_t>(x)};
+        }
+        return c;
     }
 };
 
-/// f in [0, 255] rounded up with the probability of its fraction; `draw` is uniform in [0, 2^16). Whole numbers stay.
-[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t draw) noexcept {
-    // From 256 to 512 the last place of a float is 2^-15: the sum's low bits are f as a fixed-point number. Above them,
-    // and above the byte that is taken, is the exponent.
+/// What raised_by has in its upper half besides the code.
+inline constexpr std::uint32_t raised_zero = 0x8700;
+/// f in [0, 256) as a fixed-point number of 16 fractional bits, plus `draw`: its upper half, less raised_zero, is f rounded
+/// up with the probability of its fraction if `draw` is uniform in [0, 2^16). Whole numbers stay.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t raised_by(float f, std::uint32_t draw) noexcept {
+    // From 256 to 512 the last place of a float is 2^-15: the sum's low bits are f as a fixed-point number. Above them
+    // is the exponent.
     const auto fixed = __builtin_bit_cast(std::uint32_t, (exact(f) + exact(256.0f)).value);
-    const std::uint32_t sum = 2 * fixed + draw;
+    return 2 * fixed + draw;
+}
+/// The codes of two such results, but at most `last`, in the halves of a word. One instruction takes the upper halves,
+/// one subtracts and limits them.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t codes_of(std::uint32_t a, std::uint32_t b,
+                                                              std::uint32_t last) noexcept {
 #if defined(__CUDA_ARCH__)
-    return __byte_perm(sum, 0, 0x4442);  // the same in one instruction
+    constexpr std::uint32_t down = 0x10000u - raised_zero;
+    return __viaddmin_u16x2(__byte_perm(a, b, 0x7632), down << 16 | down, last << 16 | last);
 #else
-    return (sum >> 16) & 0xffu;
+    const std::uint32_t x = (a >> 16) - raised_zero, y = (b >> 16) - raised_zero;
+    return (x < last ? x : last) | (y < last ? y : last) << 16;
 #endif
+}
+/// As raised_by, of f below 128: the upper byte is f rounded up, and nothing else. `above` is 2^8 times the draw, and what
+/// is below that does not matter.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t topped_by(float f, std::uint32_t above) noexcept {
+    return 512 * __builtin_bit_cast(std::uint32_t, (exact(f) + exact(256.0f)).value) + above;  // the exponent overflows
+}
+/// Half j of a block so placed. One instruction each.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t half_above(const std::array<std::uint32_t, 4>& block,
+                                                                unsigned j) noexcept {
+    if (j % 2 != 0) { return block[j / 2] >> 8; }
+#if defined(__CUDA_ARCH__)
+    return __byte_perm(block[j / 2], 0, 0x4104);
+#else
+    return (block[j / 2] & 0xffffu) << 8;
+#endif
+}
+/// Two upper bytes below 128 in the halves of a word.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t tops_of(std::uint32_t a, std::uint32_t b) noexcept {
+#if defined(__CUDA_ARCH__)
+    std::uint32_t r = 0;
+    asm("prmt.b32 %0, %1, %2, 0xf7b3;" : "=r"(r) : "r"(a), "r"(b));  // zeros are copies of the bytes' signs
+    return r;
+#else
+    return a >> 24 | b >> 24 << 16;
+#endif
+}
+/// f in [0, 255] so rounded.
+[[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_by(float f, std::uint32_t draw) noexcept {
+    return (raised_by(f, draw) >> 16) & 0xffu;
 }
 /// To the nearest, halves to even: from 2^23 on the last place of a float is 1.
 [[nodiscard]] TUTTI_HOST_DEVICE inline std::uint32_t rounded_nearest(float f) noexcept {

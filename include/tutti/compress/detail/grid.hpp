@@ -12,6 +12,10 @@
 
 namespace tutti::compress::detail {
 
+/// Where a grid spans all elements, steps() is beyond its ends by roundings alone. At so many bits those are three of at
+/// most 63, or four of 31 around zero: the sum with 256 in raised_by is that of the end, and nothing needs to be limited.
+inline constexpr unsigned unlimited_bits = 6;
+
 inline constexpr float not_finite = std::numeric_limits<float>::quiet_NaN();
 
 [[nodiscard]] TUTTI_HOST_DEVICE inline float at_least_tiny(float unit) noexcept {
@@ -34,23 +38,34 @@ inline constexpr float not_finite = std::numeric_limits<float>::quiet_NaN();
 #endif
 }
 
-/// code -> base + unit * code, codes 0 to `top`.
+/// code -> base + unit * code, codes 0 to `last`.
 struct offset_grid {
-    float unit, base, inverse, top;
+    float unit, base, inverse;
+    std::uint32_t last;
 
-    TUTTI_HOST_DEVICE offset_grid(float unit_, float base_, unsigned top_) noexcept
-        : unit(unit_), base(base_), inverse((exact(1.0f) / exact(unit_)).value), top(static_cast<float>(top_)) {}
+    TUTTI_HOST_DEVICE offset_grid(float unit_, float base_, std::uint32_t last_) noexcept
+        : unit(unit_), base(base_), inverse((exact(1.0f) / exact(unit_)).value), last(last_) {}
     [[nodiscard]] TUTTI_HOST_DEVICE bool finite() const noexcept { return unit == unit; }
+    // Roundings may leave the largest element's a few last places above the last code.
+    [[nodiscard]] TUTTI_HOST_DEVICE float steps(float x) const noexcept {
+        return ((exact(x) - exact(base)) * exact(inverse)).value;
+    }
     [[nodiscard]] TUTTI_HOST_DEVICE float place(float x) const noexcept {
-        const float f = ((exact(x) - exact(base)) * exact(inverse)).value;
-        return lesser(f, top);
+        return lesser(steps(x), static_cast<float>(last));
+    }
+    /// As raised_by, of an element not yet limited to the last code: the code is the lesser one of it and the result's.
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t raised(float x, std::uint32_t draw) const noexcept {
+        return raised_by(steps(x), draw);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t draw) const noexcept {
         return rounded_by(place(x), draw);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded_nearest(place(x)); }
+    [[nodiscard]] TUTTI_HOST_DEVICE float value_at(float code) const noexcept {
+        return (exact(base) + exact(unit) * exact(code)).value;
+    }
     [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
-        return (exact(base) + exact(unit) * exact(static_cast<float>(static_cast<std::int32_t>(code)))).value;
+        return value_at(static_cast<float>(static_cast<std::int32_t>(code)));
     }
 };
 
@@ -58,21 +73,32 @@ struct offset_grid {
 /// beyond the ends is coded as the end.
 struct centered_grid {
     float unit, inverse, levels;
+    std::uint32_t last;
 
-    TUTTI_HOST_DEVICE centered_grid(float unit_, unsigned levels_) noexcept
-        : unit(unit_), inverse((exact(1.0f) / exact(unit_)).value), levels(static_cast<float>(levels_)) {}
+    TUTTI_HOST_DEVICE centered_grid(float unit_, std::uint32_t levels_) noexcept
+        : unit(unit_)
+        , inverse((exact(1.0f) / exact(unit_)).value)
+        , levels(static_cast<float>(levels_))
+        , last(2 * levels_) {}
     [[nodiscard]] TUTTI_HOST_DEVICE bool finite() const noexcept { return unit == unit; }
+    [[nodiscard]] TUTTI_HOST_DEVICE float steps(float x) const noexcept {
+        return (exact(x) * exact(inverse) + exact(levels)).value;
+    }
     [[nodiscard]] TUTTI_HOST_DEVICE float place(float x) const noexcept {
-        const float f = (exact(x) * exact(inverse) + exact(levels)).value;
-        return lesser(greater(f, 0.0f), 2 * levels);
+        return lesser(greater(steps(x), 0.0f), 2 * levels);
+    }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t raised(float x, std::uint32_t draw) const noexcept {
+        return raised_by(place(x), draw);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x, std::uint32_t draw) const noexcept {
         return rounded_by(place(x), draw);
     }
     [[nodiscard]] TUTTI_HOST_DEVICE std::uint32_t code(float x) const noexcept { return rounded_nearest(place(x)); }
+    [[nodiscard]] TUTTI_HOST_DEVICE float value_at(float code) const noexcept {
+        return (exact(unit) * (exact(code) - exact(levels))).value;
+    }
     [[nodiscard]] TUTTI_HOST_DEVICE float value(std::uint32_t code) const noexcept {
-        const exact steps = exact(static_cast<float>(static_cast<std::int32_t>(code))) - exact(levels);
-        return (exact(unit) * steps).value;
+        return value_at(static_cast<float>(static_cast<std::int32_t>(code)));
     }
 };
 
