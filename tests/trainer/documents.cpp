@@ -13,7 +13,7 @@
 #include <tutti/sequence/remap.hpp>  // rows outside of attention
 
 #include "document_steps.hpp"
-#include "program.hpp"
+#include "scratch_folder.hpp"
 #include "training.hpp"
 
 namespace {
