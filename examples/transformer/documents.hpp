@@ -8,6 +8,7 @@
 #include <charconv>      // from_chars
 #include <cstddef>       // size_t
 #include <cstdint>       // lengths
+#include <filesystem>    // is_directory
 #include <fstream>       // files of lengths
 #include <iterator>      // whole files
 #include <map>           // counts
@@ -50,6 +51,9 @@ public:
                 distribution_ = d;
                 return;
             }
+        }
+        if (std::error_code ignored; std::filesystem::is_directory(source, ignored)) {
+            throw bad_input(fmt::format("--lengths: '{}' is a folder", source));
         }
         std::ifstream in(source, std::ios::binary);
         const std::string text{std::istreambuf_iterator<char>(in), {}};
