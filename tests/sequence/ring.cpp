@@ -44,7 +44,7 @@ TEST_CASE("a ring gives what one device gives: causal and full, heads in groups,
              {attention_heads{1, 1, 4}, attention_heads{4, 2, 3}, attention_heads{3, 1, 5}}) {
             const problem p(heads, {57, 24, 9}, rule);
             const solution reference = solved_directly(p);
-            for (const int ranks : {1, 2, 3, 4, 8}) {
+            for (const int ranks : full_speed ? std::vector{1, 2, 3, 4, 8} : std::vector{1, 3, 4}) {
                 CAPTURE(ranks);
                 expect_solved(p, on_all(ranks, p.lengths), reference);
             }
@@ -58,7 +58,7 @@ TEST_CASE("lengths need not divide, be as long as the ring, or be anything") {
     // NVIDIA-NeMo/Megatron-Bridge#4489 (empty ones at the end).
     const problem all({1, 1, 4}, {1, 7, 9, 12, 57, 137, 9, 8, 8, 12, 8, 12, 89, 129, 0, 0}, mask::causal);
     const solution reference = solved_directly(all);
-    for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8, 12, 16}) {
+    for (const int ranks : full_speed ? std::vector{1, 2, 3, 4, 5, 6, 7, 8, 12, 16} : std::vector{2, 5, 16}) {
         CAPTURE(ranks);
         expect_solved(all, on_all(ranks, all.lengths), reference);
     }

@@ -1,18 +1,19 @@
 // The rounds of rings: order, delays, messages, work and memory to the byte; and what is refused.
 #include <doctest/doctest.h>  // checks
 
-#include <algorithm>    // sort
-#include <array>        // totals
-#include <chrono>       // delays
-#include <cstddef>      // size_t
-#include <cstdint>      // lengths
-#include <functional>   // bad placements
-#include <memory>       // shared counts
-#include <mutex>        // results of ranks
-#include <string>       // messages
-#include <thread>       // delays
-#include <type_traits>  // types of gradients
-#include <vector>       // data
+#include <algorithm>   // sort
+#include <array>       // totals
+#include <chrono>      // delays
+#include <cstddef>     // size_t
+#include <cstdint>     // lengths
+#include <functional>  // bad placements
+#include <limits>      // infinity
+#include <memory>      // shared counts
+#include <mutex>       // results of ranks
+#include <string>      // messages
+#include <thread>      // delays
+#include <utility>     // move
+#include <vector>      // data
 
 #include <sequence/problem.hpp>               // direct solution
 #include <tutti/comm/counted.hpp>             // ledger
@@ -61,6 +62,17 @@ struct counting_kernel {
         count(b);
         real.backward(q, b);
     }
+};
+
+// Attends to nothing, and has no memory of its own.
+struct idle_kernel {
+    using element_type = double;
+    using queue_type = host_queue;
+    void forward(host_queue q, const forward_block<double, host_memory>& b) const {
+        fill_tokens(q, b.out, 0.0);
+        fill_tokens(q, b.log_sum_exp, -std::numeric_limits<double>::infinity());
+    }
+    void backward(host_queue, const backward_block<double, host_memory>&) const noexcept {}
 };
 
 // Sequences on rings of drawn ranks in a drawn order, many on each rank.
@@ -181,13 +193,14 @@ TEST_CASE("only pairs that see each other are computed, as many on each rank of 
     std::vector<double> pairs(4);
     comm::threads::launch(4, [&](comm::threads& world) {
         counting_kernel k;
-        ring_attention<comm::threads, counting_kernel> e(world.duplicate("attention"), p.heads, {}, k);
+        const auto counted = k.pairs;
+        ring_attention<comm::threads, counting_kernel> e(world.duplicate("attention"), p.heads, {}, std::move(k));
         e.plan(where);
         rank_data<double> mine(p, where, world.rank());
         mine.forward(e);
-        pairs[at(world.rank())] = *k.pairs;
+        pairs[at(world.rank())] = *counted;
         mine.backward(e);
-        expect(*k.pairs == 2 * pairs[at(world.rank())], "backward looks at other pairs");
+        expect(*counted == 2 * pairs[at(world.rank())], "backward looks at other pairs");
     });
     double total = 0;
     for (const std::int64_t s : where.lengths) { total += static_cast<double>(s * (s + 1) / 2); }
@@ -208,13 +221,14 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
     const problem p({1, 1, 1}, where.lengths);
     comm::threads::launch(4, [&](comm::threads& world) {
         recording_kernel k;
-        ring_attention<comm::threads, recording_kernel> e(world.duplicate("attention"), p.heads, {}, k);
+        const auto queries = k.queries;
+        ring_attention<comm::threads, recording_kernel> e(world.duplicate("attention"), p.heads, {}, std::move(k));
         e.plan(where);
         rank_data<double> mine(p, where, world.rank());
         mine.forward(e);
         // Steps of three blocks, then of as many as the other's chunks are stretches: chunks 3 and 4 of 8 touch.
         const std::vector<std::size_t> expected{8, 8, 8, 6, 6, 6, 10, /**/ 8, 6, 10, /**/ 8, 8, 10, /**/ 8, 8};
-        expect(world.rank() != 0 || *k.queries == expected, "another order");
+        expect(world.rank() != 0 || *queries == expected, "another order");
     });
 }
 
@@ -228,7 +242,7 @@ TEST_CASE("memory is two blocks of keys and values, and three of their gradients
         comm::threads own = world.duplicate("attention");
         const host_queue q = own.queue();
         const std::size_t before = q.account().live();
-        ring_attention<comm::threads, kernel> e(std::move(own), heads);
+        ring_attention<comm::threads, idle_kernel> e(std::move(own), heads);
         e.plan(where);
         mine.forward(e);
         const std::size_t block = 24 * 2 * heads.kv * heads.width * sizeof(double);
@@ -349,6 +363,11 @@ TEST_CASE("a rank whose shapes do not fit moves nothing and ends the others") {
                                                       call(e, mine, world.rank() == 1);
                                                   } catch (const usage_error& error) {
                                                       text = error.what();
+                                                      bool ended = false;
+                                                      try {
+                                                          world.synchronize();
+                                                      } catch (const aborted_error&) { ended = true; }
+                                                      expect(ended, "the others still wait");
                                                       throw;
                                                   } catch (const aborted_error&) {
                                                       const std::lock_guard lock(mutex);
@@ -395,7 +414,7 @@ TEST_CASE("a kernel that throws ends all ranks with its error") {
                                                    failing_kernel k;
                                                    k.fails = world.rank() == 2;
                                                    ring_attention<comm::threads, failing_kernel> e(
-                                                       world.duplicate("attention"), p.heads, {}, k);
+                                                       world.duplicate("attention"), p.heads, {}, std::move(k));
                                                    e.plan(where);
                                                    rank_data<double> mine(p, where, world.rank());
                                                    mine.forward(e);

@@ -3,14 +3,13 @@
 // computes them again. Source: Dao et al. 2022, arXiv:2205.14135.
 #pragma once
 
-#include <algorithm>    // min, fill
-#include <cmath>        // exp, log
-#include <concepts>     // same_as
-#include <cstddef>      // size_t
-#include <limits>       // infinity
-#include <type_traits>  // remove_const
-#include <vector>       // scratch
+#include <algorithm>  // min, fill
+#include <cmath>      // exp, log
+#include <concepts>   // same_as
+#include <cstddef>    // size_t
+#include <limits>     // infinity
 
+#include <tutti/core/buffer.hpp>               // scratch
 #include <tutti/core/element.hpp>              // floating_element
 #include <tutti/core/queue.hpp>                // host_queue
 #include <tutti/sequence/block_attention.hpp>  // forward_block, backward_block
@@ -32,25 +31,25 @@ template <floating_element T, class Products = plain_products> class host_attent
     static constexpr std::size_t tile = 32;
 
     // By use: a tile's probabilities and their gradients; widened keys, values, queries, gradients of out.
-    std::vector<P> scores_, score_gradients_, keys_, values_, queries_, d_outs_;
+    buffer<P> scores_, score_gradients_, keys_, values_, queries_, d_outs_;
 
 public:
     using element_type = T;
     using queue_type = host_queue;
 
-    void forward(host_queue, const forward_block<T, host_memory>& b) {
+    void forward(host_queue q, const forward_block<T, host_memory>& b) {
         const std::size_t keys = b.key.tokens;
         for (std::size_t h = 0; h < b.query.heads; ++h) {
             const std::size_t source = h / (b.query.heads / b.key.heads);
-            if (h % (b.query.heads / b.key.heads) == 0) { widen_keys(b.key, b.value, source); }
+            if (h % (b.query.heads / b.key.heads) == 0) { widen_keys(q, b.key, b.value, source); }
             const matrix<const P> key = keys_of(b.key, source, keys_);
             const matrix<const P> value = keys_of(b.value, source, values_);
             for (std::size_t first = 0; first < b.query.tokens; first += tile) {
                 const std::size_t rows = std::min(tile, b.query.tokens - first);
                 const std::size_t seen = b.seen.keys_of(first + rows - 1, keys);
                 const matrix<P> out = rows_of(b.out, h, first, rows);
-                const matrix<P> p = scratch(scores_, rows, seen);
-                Products::multiply(factor<P>{widened(b.query, h, first, rows, queries_), false},
+                const matrix<P> p = scratch(q, scores_, rows, seen);
+                Products::multiply(factor<P>{widened(q, b.query, h, first, rows, queries_), false},
                                    factor<P>{key.top(seen), true}, p, static_cast<P>(b.scale), P{0});
                 for (std::size_t i = 0; i < rows; ++i) {
                     *b.log_sum_exp.at(first + i, h) = softmax(p.row(i), b.seen.keys_of(first + i, keys), seen);
@@ -60,22 +59,22 @@ public:
         }
     }
 
-    void backward(host_queue, const backward_block<T, host_memory>& b) {
+    void backward(host_queue q, const backward_block<T, host_memory>& b) {
         const std::size_t keys = b.key.tokens;
         const P scale = static_cast<P>(b.scale);
         for (std::size_t h = 0; h < b.query.heads; ++h) {
             const std::size_t source = h / (b.query.heads / b.key.heads);
-            if (h % (b.query.heads / b.key.heads) == 0) { widen_keys(b.key, b.value, source); }
+            if (h % (b.query.heads / b.key.heads) == 0) { widen_keys(q, b.key, b.value, source); }
             const matrix<const P> key = keys_of(b.key, source, keys_);
             const matrix<const P> value = keys_of(b.value, source, values_);
             for (std::size_t first = 0; first < b.query.tokens; first += tile) {
                 const std::size_t rows = std::min(tile, b.query.tokens - first);
                 const std::size_t seen = b.seen.keys_of(first + rows - 1, keys);
                 if (seen == 0) { continue; }
-                const matrix<const P> query = widened(b.query, h, first, rows, queries_);
-                const matrix<const P> d_out = widened(b.d_out, h, first, rows, d_outs_);
-                const matrix<P> p = scratch(scores_, rows, seen);
-                const matrix<P> ds = scratch(score_gradients_, rows, seen);
+                const matrix<const P> query = widened(q, b.query, h, first, rows, queries_);
+                const matrix<const P> d_out = widened(q, b.d_out, h, first, rows, d_outs_);
+                const matrix<P> p = scratch(q, scores_, rows, seen);
+                const matrix<P> ds = scratch(q, score_gradients_, rows, seen);
                 Products::multiply(factor<P>{query, false}, factor<P>{key.top(seen), true}, p, scale, P{0});
                 Products::multiply(factor<P>{d_out, false}, factor<P>{value.top(seen), true}, ds, P{1}, P{0});
                 for (std::size_t i = 0; i < rows; ++i) {
@@ -123,8 +122,11 @@ private:
         return largest + std::log(total);
     }
 
-    static matrix<P> scratch(std::vector<P>& memory, std::size_t rows, std::size_t columns) {
-        if (memory.size() < rows * columns) { memory.resize(rows * columns); }
+    static matrix<P> scratch(const host_queue& q, buffer<P>& memory, std::size_t rows, std::size_t columns) {
+        if (memory.size() < rows * columns) {
+            memory = buffer<P>(q, 0);  // the old one goes first: peaks are counted
+            memory = buffer<P>(q, rows * columns);
+        }
         return {memory.data(), rows, columns, columns};
     }
     template <class U>
@@ -133,12 +135,12 @@ private:
         return {rows == 0 ? nullptr : v.at(first, head), rows, v.width, v.token_stride};
     }
     // Rows of one head in the precision of sums: themselves, or widened into `memory`.
-    static matrix<const P> widened(const token_view<const T, host_memory>& v, std::size_t head, std::size_t first,
-                                   std::size_t rows, std::vector<P>& memory) {
+    static matrix<const P> widened(const host_queue& q, const token_view<const T, host_memory>& v, std::size_t head,
+                                   std::size_t first, std::size_t rows, buffer<P>& memory) {
         if constexpr (!widens) {
             return rows_of(v, head, first, rows);
         } else {
-            const matrix<P> wide = scratch(memory, rows, v.width);
+            const matrix<P> wide = scratch(q, memory, rows, v.width);
             for (std::size_t i = 0; i < rows; ++i) {
                 const T* const x = v.at(first + i, head);
                 for (std::size_t c = 0; c < v.width; ++c) { wide.row(i)[c] = static_cast<P>(x[c]); }
@@ -146,15 +148,14 @@ private:
             return wide;
         }
     }
-    void widen_keys(const token_view<const T, host_memory>& key, const token_view<const T, host_memory>& value,
-                    std::size_t head) {
+    void widen_keys(const host_queue& q, const token_view<const T, host_memory>& key,
+                    const token_view<const T, host_memory>& value, std::size_t head) {
         if constexpr (widens) {
-            static_cast<void>(widened(key, head, 0, key.tokens, keys_));
-            static_cast<void>(widened(value, head, 0, value.tokens, values_));
+            static_cast<void>(widened(q, key, head, 0, key.tokens, keys_));
+            static_cast<void>(widened(q, value, head, 0, value.tokens, values_));
         }
     }
-    static matrix<const P> keys_of(const token_view<const T, host_memory>& v, std::size_t head,
-                                   const std::vector<P>& wide) {
+    static matrix<const P> keys_of(const token_view<const T, host_memory>& v, std::size_t head, const buffer<P>& wide) {
         if constexpr (widens) {
             return {wide.data(), v.tokens, v.width, v.width};
         } else {
