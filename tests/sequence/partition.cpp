@@ -107,8 +107,12 @@ TEST_CASE("hybrid groups are aligned powers of two, as small as tokens allow") {
     const placement p = partition::hybrid(10)(lengths_t{20, 20, 10, 10, 10}, cluster{1, 4}, 20);
     CHECK(p.rings[0].ranks == std::vector<int>{0, 1});
     CHECK(p.rings[1].ranks == std::vector<int>{2, 3});
-    const placement full = partition::hybrid(20)(lengths_t{20, 20, 20, 18, 2}, cluster{1, 4}, 20);
-    CHECK(full.rings.size() == 5);
+    const placement full = partition::hybrid(20)(lengths_t{20, 20, 12, 12, 12}, cluster{1, 4}, 20);
+    CHECK(full.rings[0].sequence == 4);  // no rank has room for 12 more, two have
+    CHECK(full.rings[0].ranks == std::vector<int>{2, 3});
+    // Here ranks 1 and 2 would have room, which are no group.
+    CHECK_THROWS_AS(static_cast<void>(partition::hybrid(20)(lengths_t{20, 13, 12, 11, 9, 9}, cluster{1, 4}, 20)),
+                    usage_error);
     CHECK_THROWS_WITH_AS(static_cast<void>(partition::hybrid{}(lengths_t{8, 5, 4}, cluster{1, 2}, 8)),
                          "hybrid: sequence 2 of 4 tokens finds no group of ranks with room; 2 hold 8 each",
                          usage_error);

@@ -92,6 +92,10 @@ TEST_CASE("with local rings alone the bound of list scheduling holds") {
 }
 
 TEST_CASE("equal input gives equal plans, and the order of sequences does not matter") {
+    // Equal ones go in the order of their numbers.
+    for (const ring& r : zeppelin{}(lengths_t(64, 500), cluster{8, 8}).rings) {
+        CHECK(r.ranks == std::vector<int>{r.sequence});
+    }
     std::mt19937_64 random(9);
     for (const auto& o : {zeppelin_options{}, zeppelin_options::hiding(h100_forward, links)}) {
         for (std::uint32_t number = 0; number < 10; ++number) {
@@ -266,10 +270,14 @@ TEST_CASE("tolerance, cuts and cost are what the options say") {
     zeppelin_options loose;
     loose.eps = 5;
     CHECK(zeppelin(loose).plan(lengths, c).theta == 1.0);
-    for (const double theta : loose.thetas) {
-        zeppelin_options one;
-        one.thetas = {theta};
-        CHECK(best.imbalance <= zeppelin(one).plan(lengths, c).imbalance);
+    for (std::uint32_t number = 0; number < 8; ++number) {
+        const auto batch = batch_of("wikipedia", number, 16 * 4096);
+        const double imbalance = zeppelin(strict).plan(batch, c).imbalance;
+        for (const double theta : loose.thetas) {
+            zeppelin_options one;
+            one.thetas = {theta};
+            CHECK(imbalance <= zeppelin(one).plan(batch, c).imbalance);
+        }
     }
     // With a cost of tokens alone a long sequence is not cut as often as with squares.
     zeppelin_options tokens;

@@ -4,11 +4,10 @@
 // Source: context parallelism of the Llama 3 report, arXiv 2407.21783, section 3.3.2.
 #pragma once
 
-#include <algorithm>  // max, min
+#include <algorithm>  // min
 #include <cstddef>    // size_t
 #include <cstdint>    // tokens
 #include <span>       // lengths
-#include <vector>     // pieces
 
 #include <tutti/core/error.hpp>          // usage_error
 #include <tutti/core/text.hpp>           // formatted
@@ -29,21 +28,18 @@ struct llama_all_gather {
         p.pieces.resize(static_cast<std::size_t>(machines.ranks()));
         const int ranks = machines.ranks();
         std::size_t s = 0;
-        std::int64_t start = 0;                                 // of sequence s in the row
-        std::vector<std::vector<piece>> late(p.pieces.size());  // second chunks, which come last in memory
+        std::int64_t start = 0;  // of sequence s in the row
         for (int chunk = 0; chunk < 2 * ranks; ++chunk) {
             const piece c = chunk_of(0, total, chunk, ranks);
             const auto rank = static_cast<std::size_t>(std::min(chunk, 2 * ranks - 1 - chunk));
-            auto& out = chunk < ranks ? p.pieces[rank] : late[rank];
             for (std::int64_t at = c.begin; at < c.end;) {
                 while (start + lengths[s] <= at) { start += lengths[s++]; }
                 const std::int64_t end = std::min(c.end, start + lengths[s]);
-                out.push_back({static_cast<int>(s), at - start, end - start});
+                p.pieces[rank].push_back({static_cast<int>(s), at - start, end - start});
                 at = end;
             }
         }
-        for (std::size_t r = 0; r < late.size(); ++r) {
-            p.pieces[r].insert(p.pieces[r].end(), late[r].begin(), late[r].end());
+        for (std::size_t r = 0; r < p.pieces.size(); ++r) {
             if (tokens_of(p.pieces[r]) > capacity) {
                 throw usage_error(formatted("llama_all_gather: rank {} gets {} tokens, its capacity is {}", r,
                                             tokens_of(p.pieces[r]), capacity));
