@@ -53,8 +53,9 @@ public:
                                             {.at_other_ranks = o_.pipeline.starts_with("ddp") ? keep : refuse},
                                             trained_, run_);
             if (samples_ != expected) {
-                throw bad_input(fmt::format("--resume: the run in '{}' has another --seed, --batch, --context or text",
-                                            o_.checkpoint));
+                throw bad_input(
+                    fmt::format("--resume: the run in '{}' has another --seed, --batch, --context, --lengths or text",
+                                o_.checkpoint));
             }
             note(!found ? fmt::format("no checkpoint in '{}' yet: from the beginning", o_.checkpoint)
                         : fmt::format("resumed from step {} in '{}'", found->step, o_.checkpoint));
@@ -81,8 +82,9 @@ public:
 private:
     [[nodiscard]] static std::array<std::uint64_t, 4> placed_by(const options& o, const corpus& text) {
         const tutti::view<const std::uint16_t> all(text.training());
+        const std::uint64_t text_hash = tutti::hash_bytes(tutti::as_bytes(all));
         return {o.seed, static_cast<std::uint64_t>(o.batch), static_cast<std::uint64_t>(o.model.context),
-                tutti::hash_bytes(tutti::as_bytes(all))};
+                o.of_documents() ? document_lengths(o.lengths).hash(text_hash) : text_hash};
     }
 };
 

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>  // fill
+#include <cstddef>    // size_t
+#include <cstdint>    // positions
 #include <span>       // probabilities
 #include <utility>    // exchange
-#include <vector>     // scratch
+#include <vector>     // scratch, positions
 
 #include <tutti/core/queue.hpp>  // host_queue
 
@@ -18,7 +20,7 @@ namespace transformer {
 /// The steps of a model over element type T, each complete on return. See model.hpp for what each means.
 template <class T> class host_math {
     tokens in_, targets_;
-    int length_ = 0;
+    std::vector<std::int64_t> positions_;
     double losses_ = 0;
     std::vector<T> scratch_;
 
@@ -41,13 +43,21 @@ public:
     void take(tokens in, tokens targets, int length) {
         in_ = in;
         targets_ = targets;
-        length_ = length;
+        positions_.resize(in.size());
+        for (std::size_t t = 0; t < in.size(); ++t) {
+            positions_[t] = static_cast<std::int64_t>(t % static_cast<std::size_t>(length));
+        }
+    }
+    void take(tokens in, tokens targets, std::span<const std::int64_t> positions) {
+        in_ = in;
+        targets_ = targets;
+        positions_.assign(positions.begin(), positions.end());
     }
     void embed(matrix<const T> token_rows, matrix<const T> position_rows, matrix<T> out) {
-        embedding_forward<T>(in_, length_, token_rows, position_rows, out);
+        embedding_forward<T>(in_, positions_, token_rows, position_rows, out);
     }
     void embed_backward(matrix<const T> d_out, matrix<T> d_token_rows, matrix<T> d_position_rows) {
-        embedding_backward<T>(in_, length_, d_out, d_token_rows, d_position_rows);
+        embedding_backward<T>(in_, positions_, d_out, d_token_rows, d_position_rows);
     }
 
     void layer_norm(matrix<const T> in, const T* gain, const T* bias, matrix<T> out, statistics* rows) {

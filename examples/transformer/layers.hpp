@@ -3,8 +3,10 @@
 // accumulate) and overwrite the gradients of activations unless they say "adds". Radford et al. 2019 (GPT-2).
 #pragma once
 
-#include <algorithm>  // copy
+#include <algorithm>  // copy, fill
 #include <cmath>      // sqrt, log
+#include <cstdint>    // positions
+#include <span>       // positions
 
 #include "blas.hpp"
 #include "parameters.hpp"
@@ -12,25 +14,25 @@
 // "omp simd" lets the compiler reorder the sum that a loop names, and nothing else (-fopenmp-simd, no OpenMP runtime).
 namespace transformer {
 
-// ---- embedding: out[t] = token_rows[token[t]] + position_rows[t mod length] -------------------------------------
+// ---- embedding: out[t] = token_rows[token[t]] + position_rows[position[t]] --------------------------------------
 
 template <class T>
-void embedding_forward(tokens in, int length, matrix<const T> token_rows, matrix<const T> position_rows,
-                       matrix<T> out) {
+void embedding_forward(tokens in, std::span<const std::int64_t> positions, matrix<const T> token_rows,
+                       matrix<const T> position_rows, matrix<T> out) {
     for (int t = 0; t < out.rows; ++t) {
         const T* const token = token_rows.row(in[static_cast<std::size_t>(t)]);
-        const T* const position = position_rows.row(t % length);
+        const T* const position = position_rows.row(static_cast<int>(positions[static_cast<std::size_t>(t)]));
         T* const y = out.row(t);
         for (int c = 0; c < out.columns; ++c) { y[c] = token[c] + position[c]; }
     }
 }
 
 template <class T>
-void embedding_backward(tokens in, int length, matrix<const T> d_out, matrix<T> d_token_rows,
-                        matrix<T> d_position_rows) {
+void embedding_backward(tokens in, std::span<const std::int64_t> positions, matrix<const T> d_out,
+                        matrix<T> d_token_rows, matrix<T> d_position_rows) {
     for (int t = 0; t < d_out.rows; ++t) {
         T* const token = d_token_rows.row(in[static_cast<std::size_t>(t)]);
-        T* const position = d_position_rows.row(t % length);
+        T* const position = d_position_rows.row(static_cast<int>(positions[static_cast<std::size_t>(t)]));
         const T* const dy = d_out.row(t);
         for (int c = 0; c < d_out.columns; ++c) {
             token[c] += dy[c];
@@ -166,15 +168,18 @@ template <class T> void gelu_backward(const T* in, T* out_again, T* gradient, st
 
 // ---- classifier: softmax and cross-entropy in the memory of the logits --------------------------------------------
 
-/// Turns logits into probabilities and returns the sum of the losses in nats, added up in double.
+/// Turns logits into probabilities and returns the sum of the losses in nats, added up in double. Rows without a target
+/// stay as they are, and have no loss.
 template <class T> [[nodiscard]] double cross_entropy_forward(matrix<T> logits, tokens targets) {
     double losses = 0;
     for (int t = 0; t < logits.rows; ++t) {
+        const std::size_t right = targets[static_cast<std::size_t>(t)];
+        if (right == no_target) { continue; }
         T* const x = logits.row(t);
         T largest = x[0];
 #pragma omp simd reduction(max : largest)
         for (int c = 0; c < logits.columns; ++c) { largest = x[c] > largest ? x[c] : largest; }
-        const auto target = static_cast<double>(x[targets[static_cast<std::size_t>(t)]]);
+        const auto target = static_cast<double>(x[right]);
         T sum = 0;
 #pragma omp simd reduction(+ : sum)
         for (int c = 0; c < logits.columns; ++c) {
@@ -189,10 +194,14 @@ template <class T> [[nodiscard]] double cross_entropy_forward(matrix<T> logits, 
     return losses;
 }
 
-/// Turns probabilities into the gradient of scale * (sum of the losses) with respect to the logits.
+/// Turns probabilities into the gradient of scale * (sum of the losses) with respect to the logits, 0 without a target.
 template <class T> void cross_entropy_backward(matrix<T> probabilities, tokens targets, T scale) {
     for (int t = 0; t < probabilities.rows; ++t) {
         T* const p = probabilities.row(t);
+        if (targets[static_cast<std::size_t>(t)] == no_target) {
+            std::fill(p, p + probabilities.columns, T{0});
+            continue;
+        }
 #pragma omp simd
         for (int c = 0; c < probabilities.columns; ++c) { p[c] *= scale; }
         p[targets[static_cast<std::size_t>(t)]] -= scale;

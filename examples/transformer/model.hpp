@@ -5,8 +5,9 @@
 
 #include <algorithm>    // copy
 #include <cstddef>      // byte, size_t
-#include <cstdint>      // seed
+#include <cstdint>      // seed, positions
 #include <exception>    // uncaught_exceptions
+#include <span>         // positions
 #include <type_traits>  // element types
 #include <utility>      // declval
 #include <vector>       // saved activations
@@ -25,6 +26,22 @@ enum class recompute : int {
     nothing = 0,
     gelu = 1,   ///< GELU's output
     norms = 2,  ///< that, and the outputs of layer normalization
+};
+
+/// Attention of rows whose sequences other ranks have parts of, by layer. Forward of all layers, then backward of all.
+///
+/// Semantics  collective: a rank without rows calls it too. As Math's attention, but the rows' sequences are its own
+///            business; `qkv` and `out` stay as they are until backward has returned.
+template <class T> struct shared_attention {
+    virtual ~shared_attention() = default;
+    virtual void forward(int layer, matrix<const T> qkv, matrix<T> out) = 0;
+    virtual void backward(int layer, matrix<const T> d_out, matrix<T> d_qkv) = 0;
+};
+
+/// Rows of documents: tokens, their targets (or no_target), and where they stand in their documents.
+struct document_rows {
+    tokens in, targets;
+    std::span<const std::int64_t> positions;
 };
 
 /// A parameter between before_use and after_use.
@@ -47,7 +64,7 @@ public:
 /// GPT-2, with room for `batch` sequences of `context` tokens.
 ///
 /// Math         where and in what precision the steps run. It names each step in the form that a device fuses:
-///   take             the tokens of the following steps
+///   take             the tokens of the following steps, of sequences of one length, or with the position of each
 ///   embed, layer_norm, linear, attention   and their backward
 ///   linear_onto      out = residual + in * weight + bias: the sum is stored once, rounded once
 ///   linear_gelu      before = in * weight + bias; out = GELU(before)
@@ -126,6 +143,16 @@ public:
         classify(s);
         math_.loss_and_gradient(logits_.top(rows_), scale);
     }
+    /// The same of rows, at most batch * context of them, that attend by `attention`, which backward() uses too.
+    template <class S>
+    void forward_training(S& s, const document_rows& rows, shared_attention<T>& attention, real scale) {
+        rows_ = static_cast<int>(rows.in.size());
+        shared_ = &attention;
+        math_.take(rows.in, rows.targets, rows.positions);
+        layers_forward(s);
+        classify(s);
+        math_.loss_and_gradient(logits_.top(rows_), scale);
+    }
     /// Adds to the strategy's gradients and announces each when it is complete.
     template <class S> void backward(S& s);
     /// The losses of the calls of forward_training since the last call of this.
@@ -151,7 +178,14 @@ private:
     [[nodiscard]] attention_shape attention_of() const {
         return {rows_ / length_, length_, config_.heads, config_.width / config_.heads};
     }
-    template <class S> void trunk_forward(S& s, tokens in, tokens targets, int length);
+    template <class S> void trunk_forward(S& s, tokens in, tokens targets, int length) {
+        rows_ = static_cast<int>(in.size());
+        length_ = length;
+        shared_ = nullptr;
+        math_.take(in, targets, length);
+        layers_forward(s);
+    }
+    template <class S> void layers_forward(S& s);
     template <class S> void classify(S& s) {
         const use table(s, token_table);  // tied: the classifier's weight is the token table
         math_.classify(normalized_.top(rows_), shaped(token_table, table), logits_.top(rows_));
@@ -188,7 +222,8 @@ private:
     int batch_;
     Math math_;
     recompute recompute_;
-    int rows_ = 0, length_ = 0;  // of the micro-batch at hand
+    int rows_ = 0, length_ = 0;              // of the micro-batch at hand
+    shared_attention<T>* shared_ = nullptr;  // its attention, where that is not Math's
     tutti::strategy::parameters<T, M> parameters_;
     Q memory_;
     tutti::buffer<T, Q> values_;
@@ -300,7 +335,11 @@ template <class Math> template <class S> void model<Math>::layer_forward(S& s, i
         const use weight(s, at(layer, attention_weight)), bias(s, at(layer, attention_bias));
         math_.linear(top(a.norm1), shaped(at(layer, attention_weight), weight), bias, top(a.qkv));
     }
-    math_.attention(attention_of(), top(a.qkv), top(a.attended), a.log_sum_exp);
+    if (shared_ != nullptr) {
+        shared_->forward(layer, top(a.qkv), top(a.attended));
+    } else {
+        math_.attention(attention_of(), top(a.qkv), top(a.attended), a.log_sum_exp);
+    }
     {
         const use weight(s, at(layer, project_weight)), bias(s, at(layer, project_bias));
         math_.linear_onto(top(a.attended), shaped(at(layer, project_weight), weight), bias, top(a.in), top(a.middle));
@@ -313,10 +352,7 @@ template <class Math> template <class S> void model<Math>::layer_forward(S& s, i
     }
 }
 
-template <class Math> template <class S> void model<Math>::trunk_forward(S& s, tokens in, tokens targets, int length) {
-    rows_ = static_cast<int>(in.size());
-    length_ = length;
-    math_.take(in, targets, length);
+template <class Math> template <class S> void model<Math>::layers_forward(S& s) {
     {
         const use token(s, token_table), position(s, position_table);
         math_.embed(shaped(token_table, token), shaped(position_table, position), layers_[0].in.top(rows_));
@@ -382,7 +418,11 @@ template <class Math> template <class S> void model<Math>::layer_backward(S& s, 
         math_.linear_backward_input(d_stream, shaped(at(layer, project_weight), weight), d_narrow);
     }
     weights(d_stream, top(a.attended), project_weight, project_bias);
-    math_.attention_backward(attention_of(), d_narrow, top(a.qkv), top(a.attended), a.log_sum_exp, d_qkv);
+    if (shared_ != nullptr) {
+        shared_->backward(layer, d_narrow, d_qkv);
+    } else {
+        math_.attention_backward(attention_of(), d_narrow, top(a.qkv), top(a.attended), a.log_sum_exp, d_qkv);
+    }
     {
         const use weight(s, at(layer, attention_weight));
         math_.linear_backward_input(d_qkv, shaped(at(layer, attention_weight), weight), d_narrow);

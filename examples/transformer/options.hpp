@@ -20,9 +20,11 @@
 #include <tutti/comm/topology.hpp>       // link
 #include <tutti/core/error.hpp>          // usage_error
 #include <tutti/optimize/adamw.hpp>      // optimizer
+#include <tutti/sequence/placement.hpp>  // no_capacity
 #include <tutti/strategy/staleness.hpp>  // gaps
 
 #include "bad_input.hpp"
+#include "documents.hpp"
 #include "parameters.hpp"
 
 namespace transformer {
@@ -63,6 +65,9 @@ struct options {
     std::uint64_t seed = 1;
     std::string precision;  // empty: float, on cuda bf16
     int recompute = -1;     // -1: what suits the device
+    std::string lengths;    // of documents: a distribution's name or a file of them; and pipelines of documents only:
+    long capacity = 0;      // tokens of documents that a rank holds; 0: any number
+    std::string plan_picture;  // where a picture of where they are goes; empty: nowhere
     int eval_every = 500;
     std::string report = "run/report.json";
     std::string trace;           // empty: beside the report
@@ -104,6 +109,14 @@ struct options {
         if (pipeline == "ddp-powersgd") { return "powersgd"; }
         return pipeline == "ddp-lgreco" ? family : "";
     }
+    /// Does it train on documents of --lengths, instead of sequences of --context tokens?
+    [[nodiscard]] bool of_documents() const {
+        return pipeline == "packed" || pipeline == "even-ring" || pipeline == "zeppelin";
+    }
+    [[nodiscard]] std::int64_t tokens_per_step() const { return std::int64_t{batch} * model.context; }
+    [[nodiscard]] std::int64_t tokens_held() const {
+        return capacity == 0 ? tutti::sequence::no_capacity : std::int64_t{capacity};
+    }
     /// What a token is, and so what a loss is for.
     [[nodiscard]] const char* unit() const { return token_file.empty() ? "byte" : "token"; }
     /// The files that the run writes, with the options that name them.
@@ -112,6 +125,7 @@ struct options {
             {"--report", report}, {"--trace", trace}, {"--plot", plot}};
         if (!save.empty()) { files.emplace_back("--save", save); }
         if (!levels_picture.empty()) { files.emplace_back("--levels-picture", levels_picture); }
+        if (!plan_picture.empty()) { files.emplace_back("--plan-picture", plan_picture); }
         return files;
     }
 
@@ -270,6 +284,20 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    "latency 0 if left out; "
                    "without --nodes each rank is a machine")
         ->type_name("LINK");
+    app.add_option(
+           "--lengths", o.lengths,
+           "packed, even-ring, zeppelin: draw documents of these lengths, --batch times --context tokens a step, "
+           "each cut to --context: " +
+               document_lengths::names() + ", or a file of numbers of tokens")
+        ->check(named)
+        ->type_name("NAME|FILE");
+    app.add_option("--capacity", o.capacity,
+                   "likewise: tokens of documents that a rank may hold for attention; default: any number")
+        ->check(within(1, 1L << 40))
+        ->type_name("TOKENS");
+    app.add_option("--plan-picture", o.plan_picture, "likewise: SVG picture of where the first step's documents are")
+        ->check(named)
+        ->type_name("FILE");
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
@@ -358,7 +386,8 @@ inline void choose_model(const CLI::App& app, options& o) {
     if (o.compare.empty()) { return {o}; }
     const std::pair<const char*, bool> one_only[] = {{"--save", !o.save.empty()},
                                                      {"--checkpoint", !o.checkpoint.empty()},
-                                                     {"--levels-picture", !o.levels_picture.empty()}};
+                                                     {"--levels-picture", !o.levels_picture.empty()},
+                                                     {"--plan-picture", !o.plan_picture.empty()}};
     for (const auto& [option, given] : one_only) {
         detail::require(!given, fmt::format("{}: is of one run; not together with --compare", option));
     }
@@ -403,8 +432,22 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
             fmt::format("--measure: '{}' is not one of local, averaged", o.measure));
     require(o.levels_picture.empty() || !o.family_of_levels().empty(),
             fmt::format("--levels-picture: pipeline '{}' does not compress gradients", o.pipeline));
+    const std::pair<const char*, bool> of_documents[] = {{"--lengths", !o.lengths.empty()},
+                                                         {"--capacity", o.capacity != 0},
+                                                         {"--plan-picture", !o.plan_picture.empty()}};
+    for (const auto& [option, given] : of_documents) {
+        require(
+            !given || o.of_documents(),
+            fmt::format("{}: pipeline '{}' trains on sequences of one length; packed, even-ring and zeppelin do not",
+                        option, o.pipeline));
+    }
     require(o.device == "cpu" || o.device == "cuda", fmt::format("--device: '{}' is not one of cpu, cuda", o.device));
     const bool on_gpu = o.device == "cuda";
+    require(
+        !on_gpu || !o.of_documents(),
+        fmt::format("--device: pipeline '{}' runs on the CPU; on GPUs the trainer has sequences of one length, with "
+                    "ddp, zero3 and others",
+                    o.pipeline));
     require(on_gpu || o.gpus == 0, "--gpus: needs --device cuda");
     require(on_gpu || o.backend != "nccl", "--backend: nccl needs --device cuda");
     require(!on_gpu || o.backend != "mpi", "--backend: mpirun's processes on GPUs speak NCCL; use --backend nccl");
@@ -437,17 +480,33 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     if (!o.network.empty()) { static_cast<void>(stated_link(o.network)); }  // refuses
     require(o.nodes == 0 || o.ranks % o.nodes == 0,
             fmt::format("--nodes: {} ranks cannot be divided among {} machines", o.ranks, o.nodes));
-    require(o.batch % o.ranks == 0,
-            fmt::format("--batch: {} sequences cannot be divided among {} ranks", o.batch, o.ranks));
-    const int part = o.batch / o.ranks;
-    if (o.micro_batch == 0) { o.micro_batch = on_gpu ? part : cached_micro_batch(part, o.model.context); }
-    require(
-        part % o.micro_batch == 0,
-        fmt::format("--micro-batch: a rank's {} sequences cannot be divided into parts of {}", part, o.micro_batch));
     constexpr long most_tokens = 1L << 24;  // extents of matrices are int, and so are CBLAS's
-    require(static_cast<long>(o.micro_batch) * o.model.context <= most_tokens,
-            fmt::format("--micro-batch: {} sequences of {} tokens are more than {} tokens at a time", o.micro_batch,
-                        o.model.context, most_tokens));
+    if (o.of_documents()) {
+        require(!o.lengths.empty(), fmt::format("--pipeline: '{}' needs --lengths", o.pipeline));
+        static_cast<void>(document_lengths(o.lengths));  // refuses
+        require(o.micro_batch == 0,
+                fmt::format("--micro-batch: pipeline '{}' computes a step's documents at a time", o.pipeline));
+        require(o.capacity == 0 || o.tokens_per_step() <= std::int64_t{o.capacity} * o.ranks,
+                fmt::format("--capacity: {} ranks of {} tokens do not hold the {} of a step", o.ranks, o.capacity,
+                            o.tokens_per_step()));
+        require(
+            o.capacity == 0 || o.pipeline != "packed" || o.model.context <= o.capacity,
+            fmt::format("--capacity: {} tokens are less than a document of --context {}, which 'packed' does not cut",
+                        o.capacity, o.model.context));
+        require(o.tokens_per_step() <= most_tokens,
+                fmt::format("--batch: {} tokens a step are more than {}", o.tokens_per_step(), most_tokens));
+    } else {
+        require(o.batch % o.ranks == 0,
+                fmt::format("--batch: {} sequences cannot be divided among {} ranks", o.batch, o.ranks));
+        const int part = o.batch / o.ranks;
+        if (o.micro_batch == 0) { o.micro_batch = on_gpu ? part : cached_micro_batch(part, o.model.context); }
+        require(part % o.micro_batch == 0,
+                fmt::format("--micro-batch: a rank's {} sequences cannot be divided into parts of {}", part,
+                            o.micro_batch));
+        require(static_cast<long>(o.micro_batch) * o.model.context <= most_tokens,
+                fmt::format("--micro-batch: {} sequences of {} tokens are more than {} tokens at a time", o.micro_batch,
+                            o.model.context, most_tokens));
+    }
     require(o.model.width % o.model.heads == 0,
             fmt::format("--width: {} cannot be divided among {} heads", o.model.width, o.model.heads));
     require(!o.resume || !o.checkpoint.empty(), "--resume: needs --checkpoint");

@@ -43,8 +43,11 @@ inline constexpr int gpt2_vocabulary = 50257;
 inline constexpr int gpt2_positions = 1024;
 inline constexpr std::uint16_t gpt2_end_of_text = 50256;
 
+/// The target of a token that has none to predict: it does not count. No vocabulary has it.
+inline constexpr std::uint16_t no_target = 0xffff;
+
 /// What the seeds of random streams are split by.
-enum class purpose : std::uint32_t { weights = 0, data = 1, sample = 2 };
+enum class purpose : std::uint32_t { weights = 0, data = 1, sample = 2, lengths = 3 };
 [[nodiscard]] inline tutti::random_stream random_for(std::uint64_t seed, purpose p, std::uint32_t tensor = 0) {
     return {.seed = seed, .stream = tensor, .step = static_cast<std::uint32_t>(p)};
 }

@@ -13,6 +13,7 @@
 #include "any_strategy.hpp"
 #include "pipelines/compressed.hpp"
 #include "pipelines/ddp.hpp"
+#include "pipelines/documents.hpp"
 #include "pipelines/local.hpp"
 #include "pipelines/local_update.hpp"
 #include "pipelines/zero.hpp"
@@ -37,15 +38,17 @@ template <class... Each> struct pipeline_list {
     [[nodiscard]] static bool is_single_rank(std::string_view name) {
         return ((name == Each::name && Each::single_rank) || ...);
     }
-    /// The strategy of the pipeline that o names; it is one that `has` knows.
+    /// Calls visit(std::type_identity<P>()) for the pipeline of that name, which is one that `has` knows.
+    template <class Visit> static void with(std::string_view name, Visit visit) {
+        ((name == Each::name ? visit(std::type_identity<Each>()) : void()), ...);
+    }
+    /// The strategy of the pipeline that o names.
     template <class T, class Comm>
     [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,
                                                                      tutti::schedule::timeline* trace) {
         any_strategy<T, tutti::queue_of<Comm>> made;
-        const auto make_one = [&]<class P>(std::type_identity<P>) {
-            if (o.pipeline == P::name) { made = P::template make<T>(std::move(comm), o, trace); }
-        };
-        (make_one(std::type_identity<Each>()), ...);
+        with(o.pipeline,
+             [&]<class P>(std::type_identity<P>) { made = P::template make<T>(std::move(comm), o, trace); });
         return made;
     }
 };
@@ -54,6 +57,6 @@ using pipelines_known =
     pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk, pipelines::ddp_powersgd,
                   pipelines::ddp_lgreco, pipelines::zero1, pipelines::zero2, pipelines::zero3, pipelines::local_sgd,
                   pipelines::slowmo, pipelines::co2, pipelines::co2_zero, pipelines::diloco, pipelines::eager_diloco,
-                  pipelines::cocod>;
+                  pipelines::cocod, pipelines::packed, pipelines::even_ring, pipelines::zeppelin>;
 
 }  // namespace transformer

@@ -7,6 +7,7 @@
 #include <cstdint>       // counts
 #include <filesystem>    // folders
 #include <fstream>       // files
+#include <optional>      // parts that not every run has
 #include <string>        // names
 #include <system_error>  // why a file could not be written
 #include <vector>        // folders made, sample
@@ -22,6 +23,17 @@
 #include "whole_file.hpp"
 
 namespace transformer {
+
+/// What attention over the ranks cost: means over the steps, of all layers, forward and backward.
+struct sequence_result {
+    double imbalance = 0;        // the most pairs of query and key on a rank, over their mean
+    double planned_seconds = 0;  // of attention on the slowest rank, by what it took on one rank and the stated network
+    double measured_seconds = 0;  // on the rank that spent most, waiting included
+    double intra_node_bytes = 0;  // sent by all ranks
+    double inter_node_bytes = 0;
+    double remapped_tokens = 0;  // which attention has on another rank than the rest of the model
+    std::string picture{};       // SVG of where the first step's documents are, if asked for
+};
 
 /// The same on every rank, except for the trace, which is complete on rank 0.
 struct result {
@@ -42,6 +54,7 @@ struct result {
     double exposed_seconds = 0;
     tutti::schedule::overlap_metrics overlap;  // means over ranks
     std::vector<double> step_seconds;          // of every step, likewise
+    std::optional<sequence_result> sequence;   // of documents
     std::uint64_t peak_bytes = 0;              // maximum over ranks
     std::vector<std::uint16_t> sample;         // tokens that the trained model wrote
     std::string trace;                         // Chrome trace of all ranks, the last 1000 steps
@@ -92,6 +105,15 @@ struct result {
             levels["changes"].push_back({step, std::move(compressed)});
         }
     }
+    nlohmann::ordered_json sequence;  // null where sequences are of one length
+    if (r.sequence) {
+        sequence = {{"imbalance", r.sequence->imbalance},
+                    {"planned_seconds", r.sequence->planned_seconds},
+                    {"measured_seconds", r.sequence->measured_seconds},
+                    {"intra_node_bytes", r.sequence->intra_node_bytes},
+                    {"inter_node_bytes", r.sequence->inter_node_bytes},
+                    {"remapped_tokens", r.sequence->remapped_tokens}};
+    }
     return {
         {"pipeline", o.pipeline},
         {"backend", o.backend},
@@ -109,6 +131,7 @@ struct result {
         {"peak_bytes_per_rank", r.peak_bytes},
         {"compression_ratio", std::move(ratio)},
         {"levels", std::move(levels)},
+        {"sequence", std::move(sequence)},
         {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
         {"loss",
          {{"unit", fmt::format("nats per {}", o.unit())},
@@ -188,6 +211,7 @@ inline void write_results(const options& o, const result& r) {
                                                                 o.family_of_levels(), level_unit(o.family_of_levels())),
                                                     r.tensors, r.levels, o.last_step()));
     }
+    if (!o.plan_picture.empty()) { write_text(o.plan_picture, r.sequence->picture); }
     write_text(o.report, report_of(o, r).dump(2) + "\n");  // last: where there is a report, there is all of it
 }
 

@@ -24,6 +24,7 @@
 #include "checkpoints.hpp"
 #include "data.hpp"
 #include "device.hpp"
+#include "document_steps.hpp"
 #include "masters.hpp"
 #include "model.hpp"
 #include "options.hpp"
@@ -146,9 +147,15 @@ template <class Device, class Comm>
     tutti::comm::counted training(device.communicator(world, o));
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
+    // Documents: ranks share their attention. They are on the CPU alone.
+    constexpr bool has_documents = !Device::is_accelerator;
+    std::unique_ptr<document_attention<T>> shared;
+    if constexpr (has_documents) { shared = make_document_attention<T>(training, o, &trace); }
+    const int rows = shared ? static_cast<int>(shared->most_rows()) : o.micro_batch * o.model.context;
+
     // The model works on the strategy's queue, and is there for longer than it.
     auto made = make_strategy<T>(std::move(training), o, &trace);
-    model<Math> net(o.model, o.micro_batch, o.seed, device.make_math(made.queue()),
+    model<Math> net(o.model, (rows + o.model.context - 1) / o.model.context, o.seed, device.make_math(made.queue()),
                     static_cast<recompute>(o.recompute));
     auto strategy = std::move(made);
     std::optional<weights_file> start;
@@ -186,8 +193,7 @@ template <class Device, class Comm>
     }
 
     const int part = o.batch / o.ranks;
-    const int micro_batches = part / o.micro_batch;
-    const auto scale = static_cast<typename Math::real>(1.0 / (static_cast<double>(part) * o.model.context));
+    const int micro_batches = shared ? 1 : part / o.micro_batch;
     const auto first_of = [&](int step, int m) {  // global index of the first sample of a micro-batch
         return static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(o.batch) +
                static_cast<std::uint64_t>(world.rank() * part + m * o.micro_batch);
@@ -209,16 +215,34 @@ template <class Device, class Comm>
     std::uint64_t sent_by_evaluation = 0;
 
     for (const auto& p : net.parameters()) { r.tensors.push_back(p.name); }
+    std::optional<document_steps<T>> documents;
+    if constexpr (has_documents) {
+        if (shared) { documents.emplace(world, *shared, o, text.training()); }
+    }
 
     for (int step = first_step; step < last_step; ++step) {
         const auto begin = clock::now();
+        double of_loss = 1.0 / (static_cast<double>(part) * o.model.context);  // what a token's loss is multiplied by
+        if constexpr (has_documents) {
+            if (documents) {
+                const scoped_span planning(&trace, track, "plan", queue);
+                of_loss = documents->next(step);
+            }
+        }
+        const auto scale = static_cast<typename Math::real>(of_loss);
         for (int m = 0; m < micro_batches; ++m) {
             strategy.begin({m, micro_batches, rate(static_cast<std::uint64_t>(step))});
-            draw(b, text.training(), o.seed, first_of(step, m), static_cast<std::size_t>(o.micro_batch),
-                 o.model.context);
+            if (!documents) {
+                draw(b, text.training(), o.seed, first_of(step, m), static_cast<std::size_t>(o.micro_batch),
+                     o.model.context);
+            }
             {
                 const scoped_span forward(&trace, track, "forward", queue);
-                net.forward_training(strategy, b.in, b.targets, o.model.context, scale);
+                if (!documents) {
+                    net.forward_training(strategy, b.in, b.targets, o.model.context, scale);
+                } else if constexpr (has_documents) {
+                    net.forward_training(strategy, documents->rows(), documents->attention(), scale);
+                }
             }
             const scoped_span backward(&trace, track, "backward", queue);
             net.backward(strategy);
@@ -227,7 +251,7 @@ template <class Device, class Comm>
             const scoped_span optimizer(&trace, track, "optimizer", queue);
             return strategy.step({.learning_rate = rate(static_cast<std::uint64_t>(step)), .clip_norm = o.clip_norm});
         }();
-        const double loss = net.take_loss() / (static_cast<double>(part) * o.model.context);
+        const double loss = net.take_loss() * of_loss;
         step_seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
         if (stepped.skipped) {  // on all ranks at once
             throw std::runtime_error(
@@ -289,6 +313,9 @@ template <class Device, class Comm>
                                         : generate(net, weights, gpt2_end_of_text, o.seed, 64);
     }
 
+    if constexpr (has_documents) {
+        if (documents) { r.sequence = documents->finish(world); }
+    }
     const auto mean = [&](std::vector<double> v) {
         world.all_reduce(tutti::view<const double>(v), tutti::view<double>(v), tutti::sum{});
         for (double& x : v) { x /= o.ranks; }

@@ -98,6 +98,22 @@ TEST_CASE("what cannot be done is refused: exit code 2, one line, nothing writte
         {"--data text --model ''", "gpt2-124m"},
         {"--data text --model gpt2-124m --layers 6", "--layers: 6 contradicts"},
         {"--data text --model gpt2-124m --context 2048", "--context"},
+        {"--data text --pipeline zeppelin", "'zeppelin' needs --lengths"},
+        {"--data text --lengths prolong", "packed, even-ring and zeppelin"},
+        {"--data text --capacity 100", "packed, even-ring and zeppelin"},
+        {"--data text --plan-picture plan.svg", "packed, even-ring and zeppelin"},
+        {"--data text --pipeline packed --lengths missing", "prolong, wlb, wikipedia, magi, arxiv-surrogate"},
+        {"--data text --pipeline packed --lengths .", "is a folder"},
+        {"--data text --pipeline packed --lengths text", "'line' is not a number of tokens"},
+        {"--data text --pipeline packed --lengths ''", "--lengths"},
+        {"--data text --pipeline even-ring --lengths wlb --capacity 0", "--capacity"},
+        {"--data text --pipeline even-ring --lengths wlb --capacity 191", "4 ranks of 191 tokens do not hold the 768"},
+        {"--data text --pipeline packed --lengths wlb --batch 1 --capacity 63", "--context 64"},
+        {"--data text --pipeline zeppelin --lengths wlb --micro-batch 1", "--micro-batch"},
+        {"--data text --pipeline zeppelin --lengths wlb --device cuda", "runs on the CPU"},
+        {"--data text --pipeline zeppelin --lengths wlb --plan-picture .", "--plan-picture"},
+        {"--data text --compare packed,zeppelin --lengths wlb --plan-picture p.svg", "--plan-picture"},
+        {"--data text --compare ddp,zeppelin --lengths wlb", "pipeline 'ddp'"},
     };
     for (const char* const option : {"--ranks", "--steps", "--batch", "--micro-batch", "--context", "--layers",
                                      "--heads", "--width", "--eval-every"}) {
@@ -241,6 +257,31 @@ TEST_CASE("the trace of a long run holds its last thousand steps") {
             .code == 0);
     check_trace(nlohmann::json::parse(content_of(folder / "run/trace.json")), 1, 1000);
     CHECK(report_in(folder).at("loss").at("curve").size() == 1200);
+}
+
+TEST_CASE("documents: a report of their attention, and a picture of where they are") {
+    scratch_folder folder;
+    std::ofstream(folder / "lengths") << "2 5 9\n16 16";
+    const outcome o =
+        run_program(with_text(folder), quick + "--data text --pipeline zeppelin --lengths lengths --nodes 2 "
+                                               "--capacity 60 --quiet --plan-picture run/plan.svg");
+    CHECK(o.err.empty());
+    REQUIRE(o.code == 0);
+    CHECK(content_of(folder / "run/plan.svg").starts_with("<svg"));
+    const auto r = report_in(folder);
+    CHECK(r["tokens"] == 6 * 12 * 16);
+    CHECK(r["sequence"]["imbalance"] >= 1.0);
+    for (const char* const figure : {"planned_seconds", "measured_seconds"}) { CHECK(r["sequence"][figure] > 0.0); }
+    for (const char* const figure : {"intra_node_bytes", "inter_node_bytes", "remapped_tokens"}) {
+        CHECK(r["sequence"][figure] >= 0.0);
+    }
+    const outcome all =
+        run_program(folder, quick + "--data text --compare packed,even-ring,zeppelin --lengths lengths");
+    CHECK(all.code == 0);
+    CHECK(report_in(folder, "run/report-packed.json")["sequence"]["remapped_tokens"] == 0.0);
+    CHECK(report_in(folder, "run/report-even-ring.json")["sequence"]["intra_node_bytes"] > 0.0);
+    CHECK(run_program(folder, quick + "--data text --quiet").code == 0);
+    CHECK(report_in(folder)["sequence"].is_null());
 }
 
 TEST_CASE("files go where they are told to; --quiet says nothing") {

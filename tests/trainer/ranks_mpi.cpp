@@ -27,4 +27,31 @@ TEST_CASE_TEMPLATE("mpi: the losses of one rank, and of as many threads", T, dou
     CHECK(processes.wire_bytes_per_step == threads.wire_bytes_per_step);  // the same collectives, counted alike
 }
 
+TEST_CASE("mpi: documents whose attention processes share have the losses of one rank") {
+    const auto text = trainer_test::some_text(64);
+    tutti::comm::mpi world(MPI_COMM_WORLD);
+    transformer::one_thread_per_rank();
+    const auto run_of = [](const char* pipeline, int ranks) {
+        transformer::options o;
+        o.model = {.vocabulary = 256, .context = 64, .layers = 2, .heads = 2, .width = 16};
+        o.pipeline = pipeline;
+        o.lengths = "magi";
+        o.ranks = ranks;
+        o.steps = 5;
+        o.quiet = true;
+        transformer::complete(o, false, 0);
+        return o;
+    };
+    for (const char* const pipeline : {"packed", "even-ring", "zeppelin"}) {
+        const auto processes =
+            transformer::run_on_cpu<double>(world, run_of(pipeline, world.size()), text, tutti::clock_type::now());
+        if (world.rank() != 0) { continue; }
+        const auto alone = trainer_test::train_on_threads<double>(run_of("zeppelin", 1), text);
+        CHECK(distance(processes, alone) <= bar<double>);
+        const auto threads = trainer_test::train_on_threads<double>(run_of(pipeline, world.size()), text);
+        CHECK(processes.wire_bytes_per_step == threads.wire_bytes_per_step);
+        CHECK(processes.sequence->imbalance == threads.sequence->imbalance);
+    }
+}
+
 }  // namespace
