@@ -1,8 +1,9 @@
 # cmake -DINCLUDE_DIR=<include> -P check_module_order.cmake
 # Fails, naming each offense, when a header under <include>/tutti includes a module above its own, when a module is not
 # known here, when anything outside comm/mpi.hpp and its own parts includes MPI, outside checkpoint zlib, outside its
-# safetensors a JSON parser, outside sequence/blas_products.hpp CBLAS, when a .hpp outside core/cuda_*.hpp and
-# comm/nccl.hpp with its parts includes CUDA, or when the umbrella leaves out a public header that needs none of these.
+# safetensors a JSON parser, outside sequence/blas_products.hpp CBLAS, outside sequence/cudnn_attention.hpp cuDNN, when a
+# .hpp outside core/cuda_*.hpp, comm/nccl.hpp with its parts and sequence/{fused,cudnn}_attention.hpp includes CUDA, or
+# when the umbrella leaves out a public header that needs none of these.
 # Modules that would make every user's compilation longer have an umbrella <module>/<module>.hpp of their own; what would
 # bring them in (strategy/compressed_*, selected_*) is in none, nor are ZeRO, the local updates and safetensors.
 #

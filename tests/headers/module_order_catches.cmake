@@ -54,6 +54,8 @@ catches(tutti.hpp "#include <tutti/checkpoint/load.hpp>" "and so zlib")
 catches(core/queue.hpp "#include <zlib.h>" "only checkpoint may")
 catches(sequence/host_attention.hpp "#include <cblas.h>" "only sequence/blas_products.hpp may")
 catches(sequence/host_attention.hpp "#include <tutti/sequence/blas_products.hpp>" "and so CBLAS")
+catches(sequence/host_attention.hpp "#include <tutti/sequence/fused_attention.hpp>" "and so CUDA")
+catches(sequence/fused_attention.hpp "#include <tutti/sequence/cudnn_attention.hpp>" "and so cuDNN")
 catches(checkpoint/load.hpp "#include <nlohmann/json.hpp>" "only checkpoint/detail/safetensors_header.hpp may")
 catches(checkpoint/load.hpp "#include <tutti/checkpoint/safetensors.hpp>" "and so a JSON parser")
 catches(checkpoint/forgotten.hpp "#include <vector>"
