@@ -288,7 +288,9 @@ __device__ inline void store_codes(std::byte* to, int stride, unsigned bits, con
 
 /// Whether codes of a few bits have a kernel's part of their own: where memory does not take longer than drawing.
 template <class C, class T, bool feedback, bool draws>
-inline constexpr bool may_be_unlimited = sizeof(T) == 2 && !feedback && draws && requires { C::spans_all; };
+inline constexpr bool may_be_unlimited = sizeof(T) == 2 && !feedback && draws && requires {
+    C::spans_all;
+};
 
 // `whole`: threads of the warp have `each` chunks of elements that all exist, at 16 bytes. `unlimited`: no code needs to
 // be limited to the last.
@@ -483,7 +485,8 @@ __device__ inline float value_in(const Coder& coder, std::uint32_t word, unsigne
     constexpr std::uint32_t ones = (1u << bits) - 1;
     if constexpr (requires { coder.value_at(1.0f); }) {
         const unsigned away = at + bits > 23 ? 16 : 0, place = at - away;
-        std::uint32_t raised = 0;  // nvcc makes two instructions of what is not written as one
+        // nvcc makes two instructions of what is not written as one.
+        std::uint32_t raised = 0;
         asm("lop3.b32 %0, %1, %2, %3, 0xea;"  // (a & b) | c
             : "=r"(raised)
             : "r"(word >> away), "r"(ones << place), "r"(__float_as_uint(0x1p23f)));
@@ -557,7 +560,9 @@ __device__ inline void add_place(const O& op, const bucket_place& p, std::size_t
     const auto index = [&](unsigned k) { return (p.lane + threads * k) * 4; };
     const auto count = [&](unsigned k) { return p.n - static_cast<int>(index(k)); };
 #pragma unroll
-    for (unsigned k = 0; k < decoded_each<float> / 4; ++k) { load_some<whole>(sum + index(k), count(k), aligned, sums[k]); }
+    for (unsigned k = 0; k < decoded_each<float> / 4; ++k) {
+        load_some<whole>(sum + index(k), count(k), aligned, sums[k]);
+    }
 #pragma unroll 1
     for (std::size_t w = 0; w < op.count; ++w) {
         const bucket_decoder decoder(op.scheme, op.wires.data() + w * stride, p);
@@ -575,7 +580,9 @@ __device__ inline void add_place(const O& op, const bucket_place& p, std::size_t
         }
     }
 #pragma unroll
-    for (unsigned k = 0; k < decoded_each<float> / 4; ++k) { store_some<whole>(sum + index(k), count(k), aligned, sums[k]); }
+    for (unsigned k = 0; k < decoded_each<float> / 4; ++k) {
+        store_some<whole>(sum + index(k), count(k), aligned, sums[k]);
+    }
 }
 
 template <class O, class Table>
