@@ -83,7 +83,7 @@ struct engine_traffic {
 ///              not fit or the memory of another batch: those abort the communicator, since other ranks would wait.
 template <comm::can_exchange C, partitioner Partition, class Route = direct_exchange, class Layout = remapped,
           block_attention Block = typename default_attention<queue_of<C>>::type>
-requires round_exchange<Route, C> &&(std::same_as<Layout, remapped> || std::same_as<Layout, in_place>)class engine {
+requires(round_exchange<Route, C> && (std::same_as<Layout, remapped> || std::same_as<Layout, in_place>)) class engine {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using T = typename Block::element_type;
