@@ -235,7 +235,7 @@ layer_result on_ranks(const layer& l, const comm::topology& machines, const any_
 }
 
 /// Largest difference of loss and gradients; for double that of numbers, for float that of norms.
-template <class T> double distance(const layer_result& a, const layer_result& b) {
+template <class T> double difference_of(const layer_result& a, const layer_result& b) {
     double worst = std::fabs(a.loss - b.loss);
     const auto compare = [&](const std::vector<double>& x, const std::vector<double>& reference) {
         double difference = 0;
@@ -284,13 +284,15 @@ TEST_CASE_TEMPLATE("a layer on ranks has the loss and the gradients of one devic
     REQUIRE(reference.loss > 0.01);
     const auto one_node = comm::topology::one_node(3);
     for (const auto& partition : {zeppelin(), even_ring(), whole(), hybrid()}) {
-        CHECK(distance<T>(on_ranks<T, routed, remapped>(l, two_nodes(2), partition), reference) <= bar<T>);
-        CHECK(distance<T>(on_ranks<T, direct_exchange, remapped>(l, one_node, partition), reference) <= bar<T>);
-        CHECK(distance<T>(on_ranks<T, direct_exchange, in_place>(l, two_nodes(1), partition), reference) <= bar<T>);
+        CHECK(difference_of<T>(on_ranks<T, routed, remapped>(l, two_nodes(2), partition), reference) <= bar<T>);
+        CHECK(difference_of<T>(on_ranks<T, direct_exchange, remapped>(l, one_node, partition), reference) <= bar<T>);
+        CHECK(difference_of<T>(on_ranks<T, direct_exchange, in_place>(l, two_nodes(1), partition), reference) <=
+              bar<T>);
     }
-    CHECK(distance<T>(on_ranks<T, routed, in_place>(l, two_nodes(2), zeppelin()), reference) <= bar<T>);
-    CHECK(distance<T>(on_ranks<T, routed, remapped>(l, comm::topology::one_node(1), zeppelin()), reference) <= bar<T>);
-    CHECK(distance<T>(on_ranks<T, routed, remapped>(l, two_nodes(2), zeppelin(), 42), reference) <= bar<T>);
+    CHECK(difference_of<T>(on_ranks<T, routed, in_place>(l, two_nodes(2), zeppelin()), reference) <= bar<T>);
+    CHECK(difference_of<T>(on_ranks<T, routed, remapped>(l, comm::topology::one_node(1), zeppelin()), reference) <=
+          bar<T>);
+    CHECK(difference_of<T>(on_ranks<T, routed, remapped>(l, two_nodes(2), zeppelin(), 42), reference) <= bar<T>);
 }
 
 // NVIDIA/Megatron-LM#673, SkyRL's #1420: means of means. NVIDIA/Megatron-LM#1764, SandAI-org/MagiAttention#9: ranks
@@ -300,12 +302,14 @@ TEST_CASE("ranks without tokens, and ranks without valid ones, take part in the 
     const layer few{{24, 9, 3}, {1, 0, 2}};
     const layer_result reference = on_one_device(few);
     const auto five = comm::topology::one_node(5);
-    CHECK(distance<double>(on_ranks<double, direct_exchange, in_place>(few, five, whole()), reference) <= bar<double>);
-    CHECK(distance<double>(on_ranks<double, direct_exchange, remapped>(few, five, whole()), reference) <= bar<double>);
+    CHECK(difference_of<double>(on_ranks<double, direct_exchange, in_place>(few, five, whole()), reference) <=
+          bar<double>);
+    CHECK(difference_of<double>(on_ranks<double, direct_exchange, remapped>(few, five, whole()), reference) <=
+          bar<double>);
     // More ranks than tokens.
     const layer tiny{{2, 1}, {1, 4}};
-    CHECK(distance<double>(on_ranks<double, direct_exchange, remapped>(tiny, five, even_ring()), on_one_device(tiny)) <=
-          bar<double>);
+    CHECK(difference_of<double>(on_ranks<double, direct_exchange, remapped>(tiny, five, even_ring()),
+                                on_one_device(tiny)) <= bar<double>);
     // Nothing counts at all, or nothing is there: the loss is 0, and so are all gradients.
     for (const layer& nothing : {layer{{7, 5}, {0, 0}}, layer{{}, {}}, layer{{0, 0}, {1, 1}}}) {
         const auto result = on_ranks<double, routed, remapped>(nothing, two_nodes(2), zeppelin());
@@ -434,8 +438,8 @@ TEST_CASE("one engine, many batches") {
             }
         },
         soon);
-    CHECK(distance<double>(got[0], on_one_device(first)) <= bar<double>);
-    CHECK(distance<double>(got[1], on_one_device(second)) <= bar<double>);
+    CHECK(difference_of<double>(got[0], on_one_device(first)) <= bar<double>);
+    CHECK(difference_of<double>(got[1], on_one_device(second)) <= bar<double>);
     CHECK(got[2].out == got[0].out);
 }
 
