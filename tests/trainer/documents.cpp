@@ -202,6 +202,8 @@ TEST_CASE("documents are drawn by their lengths, from the text, the same for all
     transformer::batch all, some;
     CHECK(draw(all, text.training(), 1, 4, 20, lengths, whole) == 19 + 0 + 6);
     CHECK(draw(some, text.training(), 1, 4, 20, lengths, cut) == 4 + 14);
+    CHECK(transformer::document_start(text.training(), 1, 4, 0, 20) !=
+          transformer::document_start(text.training(), 1, 5, 0, 20));
     CHECK(all.targets[18] == all.in[19]);
     CHECK(all.targets[19] == transformer::no_target);
     CHECK(all.targets[20] == transformer::no_target);
