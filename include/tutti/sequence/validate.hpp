@@ -142,15 +142,12 @@ inline void validate_pieces(const placement& p, std::int64_t capacity = no_capac
     }
 }
 
-/// What attention over rings needs: pieces that have every token once; a ring for every sequence that has tokens, of
-/// distinct ranks; rings in their order; pieces that are what the rings say.
-/// Semantics  pieces may be cut finer or coarser than the rings' chunks, as long as memory holds the same tokens.
-/// Errors     usage_error that names sequence and rank.
-inline void validate_rings(const placement& p) {
-    validate_pieces(p);
+namespace detail {
+// Pieces are known to be whole.
+inline void validate_order_and_places(const placement& p) {
     std::vector<bool> seen(p.lengths.size());
     for (std::size_t i = 0; i < p.rings.size(); ++i) {
-        detail::validate_ring(p.rings[i], p);
+        validate_ring(p.rings[i], p);
         const auto s = static_cast<std::size_t>(p.rings[i].sequence);
         if (seen[s]) { throw usage_error(formatted("placement: sequence {} has two rings", s)); }
         seen[s] = true;
@@ -166,8 +163,8 @@ inline void validate_rings(const placement& p) {
     }
     const placement expected = assembled(p.machines, p.lengths, p.rings);
     for (std::size_t rank = 0; rank < p.pieces.size(); ++rank) {
-        const auto has = detail::in_memory(p.pieces[rank]);
-        const auto should = detail::in_memory(expected.pieces[rank]);
+        const auto has = in_memory(p.pieces[rank]);
+        const auto should = in_memory(expected.pieces[rank]);
         for (std::size_t i = 0; i < std::max(has.size(), should.size()); ++i) {
             if (i < has.size() && i < should.size() && has[i] == should[i]) { continue; }
             const piece& q = i < has.size() ? has[i] : should[i];
@@ -178,13 +175,23 @@ inline void validate_rings(const placement& p) {
         }
     }
 }
+}  // namespace detail
+
+/// What attention over rings needs: pieces that have every token once; a ring for every sequence that has tokens, of
+/// distinct ranks; rings in their order; pieces that are what the rings say.
+/// Semantics  pieces may be cut finer or coarser than the rings' chunks, as long as memory holds the same tokens.
+/// Errors     usage_error that names sequence and rank.
+inline void validate_rings(const placement& p) {
+    validate_pieces(p);
+    detail::validate_order_and_places(p);
+}
 
 /// All promises of a placement: those above; on no rank more than `capacity` tokens; rings whose ranks of a node are
 /// neighbors, and of several nodes all.
 /// Errors  usage_error that names sequence and rank.
 inline void validate(const placement& p, std::int64_t capacity = no_capacity) {
     validate_pieces(p, capacity);
-    validate_rings(p);
+    detail::validate_order_and_places(p);
     for (const ring& r : p.rings) { detail::validate_nodes(r, p); }
 }
 
