@@ -34,10 +34,8 @@ template <class T> unsigned decoding_threads(std::size_t bucket) {
 }
 
 // Calls begin(table) for the segments that have elements, as many at once as a table holds.
-template <std::size_t capacity, class C, class Begin> void for_tables(const C& x, layout all, Begin begin) {
-    segment_table<capacity> table;
-    table.buckets = 0;
-    table.count = 0;
+template <class C, class Begin> void for_tables(const C& x, layout all, Begin begin) {
+    segment_table table;
     std::size_t wire = 0;
     for (const segment& s : all) {
         const wire_shape shape = shape_of(x, s);
@@ -47,7 +45,7 @@ template <std::size_t capacity, class C, class Begin> void for_tables(const C& x
             table.buckets += shape.buckets;
         }
         wire += shape.bytes;
-        if (table.count == capacity) {
+        if (table.count == table_segments) {
             begin(table);
             table.buckets = 0;
             table.count = 0;
@@ -55,19 +53,12 @@ template <std::size_t capacity, class C, class Begin> void for_tables(const C& x
     }
     if (table.count != 0) { begin(table); }
 }
-template <class C, class Begin> void for_tables(const C& x, layout all, Begin begin) {
-    if (all.size() <= few_segments) {
-        for_tables<few_segments>(x, all, begin);
-    } else {
-        for_tables<many_segments>(x, all, begin);
-    }
-}
 
 }  // namespace detail
 
 /// Determinism  the host's bytes and bits.
-/// Cost         one launch for up to 16 segments, one for every 560 beyond; each element is read once. Elements go in
-///              packs of 16 bytes where a segment begins at 16 bytes. No host synchronization.
+/// Cost         one launch for every 64 segments; each element is read once. Elements go in packs of 16 bytes where a
+///              segment begins at 16 bytes. No host synchronization.
 template <class C, class T> void launch(const cuda_queue& q, const encode_buckets<C, T, device_memory>& op) {
     using operation = encode_buckets<C, T, device_memory>;
     const detail::keyed_stream stream(op.key.stream(0, C::purpose));
@@ -75,15 +66,15 @@ template <class C, class T> void launch(const cuda_queue& q, const encode_bucket
         constexpr unsigned most = detail::most_chunks<C, T, feedback>;
         const detail::bucket_shares shares(op.scheme.granularity(), most, detail::ordered_sums<typename C::folds>,
                                            sizeof(T));
-        detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
+        detail::for_tables(op.scheme, op.all, [&](const detail::segment_table& table) {
             const auto begin = [&](auto kernel) {
                 tutti::detail::start(q, op.name, kernel, table.buckets * shares.threads, detail::bucket_threads, op,
                                      table, stream, shares.threads);
             };
             switch (shares.each) {
-            case 1: return begin(detail::encode_kernel<1, feedback, draws, operation, Table>);
-            case 2: return begin(detail::encode_kernel<2, feedback, draws, operation, Table>);
-            default: return begin(detail::encode_kernel<most, feedback, draws, operation, Table>);
+            case 1: return begin(detail::encode_kernel<1, feedback, draws, operation>);
+            case 2: return begin(detail::encode_kernel<2, feedback, draws, operation>);
+            default: return begin(detail::encode_kernel<most, feedback, draws, operation>);
             }
         });
     };
@@ -95,8 +86,8 @@ template <class C, class T> void launch(const cuda_queue& q, const encode_bucket
 }
 template <class C, class T> void launch(const cuda_queue& q, const decode_buckets<C, T, device_memory>& op) {
     const unsigned threads = detail::decoding_threads<T>(op.scheme.granularity());
-    detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
-        tutti::detail::start(q, op.name, detail::decode_kernel<decode_buckets<C, T, device_memory>, Table>,
+    detail::for_tables(op.scheme, op.all, [&](const detail::segment_table& table) {
+        tutti::detail::start(q, op.name, detail::decode_kernel<decode_buckets<C, T, device_memory>>,
                              table.buckets * threads, detail::bucket_threads, op, table, threads);
     });
 }
@@ -104,8 +95,8 @@ template <class C> void launch(const cuda_queue& q, const add_buckets<C, device_
     if (op.count == 0) { return; }
     const unsigned threads = detail::decoding_threads<float>(op.scheme.granularity());
     const std::size_t stride = op.wires.size() / op.count;
-    detail::for_tables(op.scheme, op.all, [&]<class Table>(const Table& table) {
-        tutti::detail::start(q, op.name, detail::add_kernel<add_buckets<C, device_memory>, Table>,
+    detail::for_tables(op.scheme, op.all, [&](const detail::segment_table& table) {
+        tutti::detail::start(q, op.name, detail::add_kernel<add_buckets<C, device_memory>>,
                              table.buckets * threads, detail::bucket_threads, op, table, stride, threads);
     });
 }

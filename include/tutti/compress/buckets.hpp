@@ -27,7 +27,7 @@ namespace tutti::compress {
 ///              bytes. Tensors of at most 2^37 elements.
 /// Determinism  the same bytes and bits on host and device, except which NaN a NaN is. They depend on neither the
 ///              layout's other segments nor on where a tensor was cut.
-/// Cost         one pass over the elements each; on a device one launch for up to 560 segments.
+/// Cost         one pass over the elements each; on a device one launch for every 64 segments.
 /// Errors       usage_error for sizes that do not fit, a bucket or a level that the scheme does not have, a segment
 ///              that does not begin at a bucket, a wire that does not begin at 16 bytes; before anything is written.
 template <class C> class bucketed {

@@ -20,20 +20,19 @@ namespace tutti::compress {
 
 namespace detail {
 
-inline constexpr unsigned bucket_threads = 256;
+inline constexpr unsigned bucket_threads = 128;
 
 /// A segment as kernels see it: its buckets are counted from `begin`, its wire and its codes begin at bytes.
 struct placed_segment {
     std::size_t begin, offset, first, size, wire, codes;
     std::uint32_t tensor, bits;
 };
-template <std::size_t capacity> struct segment_table {
-    std::size_t buckets;
-    unsigned count;
-    placed_segment of[capacity];
+inline constexpr unsigned table_segments = 64;  // with all else below the 4 KiB of parameters that every driver takes
+struct segment_table {
+    std::size_t buckets = 0;
+    unsigned count = 0;
+    placed_segment of[table_segments];
 };
-inline constexpr std::size_t few_segments = 16;    // what costs nothing beside a launch
-inline constexpr std::size_t many_segments = 560;  // nearly the 32,764 bytes that parameters may have
 
 /// What a thread works on.
 struct bucket_place {
@@ -44,8 +43,8 @@ struct bucket_place {
     unsigned lane;      ///< of the group
     bool last;          ///< of the segment
 };
-template <class Meta, std::size_t capacity>
-__device__ inline bucket_place place_of(const segment_table<capacity>& t, std::size_t bucket, unsigned threads) {
+template <class Meta>
+__device__ inline bucket_place place_of(const segment_table& t, std::size_t bucket, unsigned threads) {
     const auto shift = static_cast<unsigned>(__ffs(static_cast<int>(threads))) - 1;
     const std::size_t number = std::size_t{blockIdx.x} * (bucket_threads >> shift) + (threadIdx.x >> shift);
     unsigned at = 0;
@@ -404,15 +403,15 @@ __device__ __noinline__ void encode_part(const O& op, const bucket_place p, cons
 
 // Blocks of a multiprocessor: as many as the registers for a thread's elements allow.
 template <unsigned each, bool feedback, class real>
-inline constexpr unsigned encoding_blocks = sizeof(real) > 4 ? 1 : (each == 4 ? 3 : 4) - (feedback ? 1 : 0);
+inline constexpr unsigned encoding_blocks = sizeof(real) > 4 ? 2 : (each == 4 ? 6 : 8) - (feedback ? 2 : 0);
 
 /// Chunks of a thread at most. Pairs of 16-bit elements need half of the registers.
 template <class C, class T, bool feedback>
 inline constexpr unsigned most_chunks = sizeof(T) > 2 || feedback || ordered_sums<typename C::folds> ? 4 : 8;
 
-template <unsigned each, bool feedback, bool draws, class O, class Table>
+template <unsigned each, bool feedback, bool draws, class O>
 __global__ void __launch_bounds__(bucket_threads, (encoding_blocks<each, feedback, typename O::real>))
-    encode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table,
+    encode_kernel(const __grid_constant__ O op, const __grid_constant__ segment_table table,
                   const __grid_constant__ keyed_stream stream, unsigned threads) {
     using scheme = decltype(op.scheme);
     const bucket_place p = place_of<typename scheme::meta>(table, op.scheme.granularity(), threads);
@@ -585,9 +584,9 @@ __device__ inline void add_place(const O& op, const bucket_place& p, std::size_t
     }
 }
 
-template <class O, class Table>
+template <class O>
 __global__ void __launch_bounds__(bucket_threads)
-    decode_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, unsigned threads) {
+    decode_kernel(const __grid_constant__ O op, const __grid_constant__ segment_table table, unsigned threads) {
     using T = typename decltype(op.out)::value_type;
     const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
     if (p.n == 0) { return; }
@@ -605,9 +604,9 @@ __global__ void __launch_bounds__(bucket_threads)
     decode_place<true>(op, p, threads);
 }
 
-template <class O, class Table>
-__global__ void __launch_bounds__(bucket_threads, 4)
-    add_kernel(const __grid_constant__ O op, const __grid_constant__ Table table, std::size_t stride,
+template <class O>
+__global__ void __launch_bounds__(bucket_threads, 8)
+    add_kernel(const __grid_constant__ O op, const __grid_constant__ segment_table table, std::size_t stride,
                unsigned threads) {
     const bucket_place p = place_of<typename decltype(op.scheme)::meta>(table, op.scheme.granularity(), threads);
     if (p.n == 0) { return; }
