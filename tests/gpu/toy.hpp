@@ -34,6 +34,11 @@ template <class T, memory M> struct slope_operation {
 };
 
 inline const std::vector<std::size_t> toy_sizes{1, 3000, 64, 10000, 7};
+/// Two of them are matrices, which compressors take.
+inline std::vector<std::size_t> toy_shape(std::size_t p) {
+    const std::size_t n = toy_sizes[p];
+    return n % 100 == 0 ? std::vector<std::size_t>{n / 100, 100} : std::vector<std::size_t>{n};
+}
 
 template <class T> std::vector<T> initial(std::size_t p) {
     std::vector<T> v(toy_sizes[p]);
