@@ -63,4 +63,6 @@ catches(checkpoint/forgotten.hpp "#include <vector>"
 catches(checkpoint/detail/save.hpp "#include <tutti/optimize/sgd.hpp>" "optimize is not below checkpoint")
 catches(sequence/forgotten.hpp "#include <vector>" "sequence/forgotten.hpp: is missing in sequence/sequence.hpp")
 catches(sequence/placement.hpp "#include <tutti/optimize/sgd.hpp>" "optimize is not below sequence")
+catches(parallel/forgotten.hpp "#include <vector>" "parallel/forgotten.hpp: is missing in parallel/parallel.hpp")
+catches(parallel/mesh.hpp "#include <tutti/sequence/placement.hpp>" "sequence is not below parallel")
 catches(magic/wand.hpp "#include <vector>" "module 'magic' has no place in the order")
