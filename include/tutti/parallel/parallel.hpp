@@ -4,3 +4,13 @@
 
 // which rank does what
 #include <tutti/parallel/mesh.hpp>
+
+// pipelines: what is a schedule, where they come from, whether one can work, what it takes, and running it
+#include <tutti/parallel/pipeline_check.hpp>
+#include <tutti/parallel/pipeline_program.hpp>
+#include <tutti/parallel/pipeline_render.hpp>
+#include <tutti/parallel/pipeline_replay.hpp>
+#include <tutti/parallel/pipeline_schedule.hpp>
+#include <tutti/parallel/schedules/dual_pipe.hpp>
+#include <tutti/parallel/schedules/one_way.hpp>
+#include <tutti/parallel/schedules/zero_bubble.hpp>
