@@ -6,6 +6,7 @@
 #include <tutti/parallel/mesh.hpp>
 
 // pipelines: what is a schedule, where they come from, whether one can work, what it takes, and running it
+#include <tutti/parallel/pipeline.hpp>
 #include <tutti/parallel/pipeline_check.hpp>
 #include <tutti/parallel/pipeline_program.hpp>
 #include <tutti/parallel/pipeline_render.hpp>
