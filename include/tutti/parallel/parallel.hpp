@@ -15,3 +15,9 @@
 #include <tutti/parallel/schedules/dual_pipe.hpp>
 #include <tutti/parallel/schedules/one_way.hpp>
 #include <tutti/parallel/schedules/zero_bubble.hpp>
+
+// parts of layers
+#include <tutti/parallel/linear.hpp>
+#include <tutti/parallel/tensor_group.hpp>
+#include <tutti/parallel/tied_weights.hpp>
+#include <tutti/parallel/vocabulary.hpp>
