@@ -129,6 +129,16 @@ TEST_CASE("DualPipe: bubble (p/2 - 1)(F&B + B - 3W); p + 1 micro-batches held") 
     }
 }
 
+TEST_CASE("8 ranks, 24 micro-batches, all passes alike: the schedules beside each other") {
+    CHECK(of(gpipe(8, 24)) == figures{93, 72, 21, 24});
+    CHECK(of(one_forward_one_backward(8, 24)) == figures{93, 72, 21, 8});
+    CHECK(of(interleaved(8, 24, 2)) == figures{165, 144, 21, 23});
+    CHECK(of(zero_bubble(8, 24)) == figures{79, 72, 7, 8});
+    CHECK(of(zero_bubble(8, 24, equal, 15)) == figures{79, 72, 0, 15});
+    CHECK(of(zero_bubble_v(8, 24)) == figures{151, 144, 0, 16});
+    CHECK(of(dual_pipe(8, 24)) == figures{78, 72, 6, 9});
+}
+
 TEST_CASE("messages take time: each crosses p - 1 borders both ways before the first rank goes on") {
     // One micro-batch: out and back.
     CHECK(of(one_forward_one_backward(4, 1), {2, 3, 4, 5}).makespan == 4 * 9 + 6 * 5);
