@@ -38,7 +38,7 @@ namespace {
 constexpr double bar = 1e-12;
 constexpr int blocks = 8;
 constexpr int micro_batches = 8;  // of all replicas together
-constexpr int steps = 3;
+constexpr int steps = full_speed ? 3 : 1;
 constexpr std::size_t rows = 6;  // of a micro-batch
 constexpr std::size_t h = 8;
 constexpr std::size_t inner = 16;
@@ -393,10 +393,10 @@ TEST_CASE(
         for (const int pipeline : {1, 2, 4, 8}) {
             for (const int data : {1, 2, 4, 8}) {
                 const int ranks = tensor * pipeline * data;
-                if (ranks > 8 || (!full_speed && (ranks > 4 || (tensor == 4) || (data == 4)))) { continue; }
+                if (ranks > 8 || (!full_speed && (ranks != 4 || tensor == 4 || data == 4))) { continue; }
                 for (const pipeline_schedule& s : schedules_of(pipeline, micro_batches / data)) {
                     for (const bool sequence : {false, true}) {
-                        if (sequence && tensor == 1) { continue; }
+                        if (sequence ? tensor == 1 : tensor > 1 && !full_speed) { continue; }
                         // Overlap and recomputation in turn, in all four combinations.
                         const layout l{tensor, pipeline, data, sequence, runs % 2 == 1, runs / 2 % 2 == 1};
                         ++runs;
@@ -408,7 +408,7 @@ TEST_CASE(
             }
         }
     }
-    CHECK(runs >= (full_speed ? 60 : 20));
+    CHECK(runs >= (full_speed ? 60 : 15));
 }
 
 TEST_CASE("on the same ranks all one-way schedules have the same bits, and so has a second run") {

@@ -139,4 +139,13 @@ TEST_CASE("ranks that have other meshes, or ask for other groups, are told inste
                                         static_cast<void>(split_along(world, m, d));
                                     }),
                     mismatch_error);
+    // The same groups under another name.
+    CHECK_THROWS_AS(threads::launch(4,
+                                    [](threads& world) {
+                                        const bool odd = world.rank() == 3;
+                                        const mesh m(odd ? mesh_sizes{.data = 4} : mesh_sizes{.tensor = 4}, 4);
+                                        const auto d = odd ? dimension::data : dimension::tensor;
+                                        static_cast<void>(split_along(world, m, d));
+                                    }),
+                    mismatch_error);
 }

@@ -71,8 +71,8 @@ std::size_t step_of(const std::vector<pipeline_step>& list, step_kind kind, std:
 TEST_CASE("all schedules, p <= 16, m <= 64, v <= 4: no mismatch, no deadlock one by one or in groups") {
     const bool all = test::full_speed;
     int seen = 0;
-    for (int p = 1; p <= 16; p += all || p < 4 ? 1 : 4) {
-        for (int m = 1; m <= 64; m += all || m < 5 ? 1 : 11) {
+    for (int p = 1; p <= 16; p += all || p < 4 ? 1 : 5) {
+        for (int m = 1; m <= 64; m += all || m < 4 ? 1 : 12) {
             for (const pipeline_schedule& s : all_schedules(p, m)) {
                 CAPTURE(s.name);
                 CAPTURE(p);
@@ -82,7 +82,7 @@ TEST_CASE("all schedules, p <= 16, m <= 64, v <= 4: no mismatch, no deadlock one
             }
         }
     }
-    CHECK(seen > (all ? 4000 : 200));
+    CHECK(seen > (all ? 4000 : 150));
 }
 
 TEST_CASE("programs also hold when passes take other times than those they were derived from") {
