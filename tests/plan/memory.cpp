@@ -100,6 +100,40 @@ TEST_CASE("activations of a layer and micro-batches in flight") {
     CHECK(flight(pipelining::zero_bubble, 4, 1, 9, 3) == 4);
 }
 
+TEST_CASE("activations as published, in GiB and in percent of keeping all") {
+    // Korthikanti et al. 2022, arXiv:2205.05198, figures 1 and 7.
+    struct row {
+        model_shape model;
+        int pipeline, chunks;
+        std::int64_t micro_batch, count;
+        double all, least;                             // GiB: nothing recomputed; sequence-parallel and selective
+        double sequence, selective, both, recomputed;  // percent
+    };
+    const row rows[] = {
+        {{48, 6144, 64, 51200, 2048}, 1, 1, 4, 1, 59.25, 9.5625, 66.84, 49.42, 16.18, 7.64},
+        {{96, 12288, 96, 51200, 2048}, 8, 3, 1, 64, 66.84375, 12.3515625, 62.04, 56.53, 18.49, 8.71},
+        {{105, 20480, 128, 51200, 2048}, 35, 3, 1, 280, 114.0234375, 23.076171875, 58.31, 62.04, 20.27, 9.42},
+        {{128, 25600, 160, 51200, 2048}, 64, 1, 1, 512, 131.25, 26.5625, 58.31, 62.04, 20.27, 9.42}};
+    for (const row& r : rows) {
+        const auto bytes = [&](bool sequence, recomputation how) {
+            job j{.tensor = 8, .pipeline = r.pipeline, .chunks = r.chunks, .sequence_parallel = sequence};
+            j.recompute = how;
+            j.micro_batch = r.micro_batch;
+            j.micro_batches = r.count;
+            j.schedule = r.chunks > 1 ? pipelining::interleaved : pipelining::one_forward_one_backward;
+            return memory_of_rank(r.model, j, 0).activations;
+        };
+        const double all = bytes(false, recomputation::none);
+        CHECK(all / (1024 * mib) == doctest::Approx(r.all).epsilon(0.001));
+        CHECK(bytes(true, recomputation::selective) / (1024 * mib) == doctest::Approx(r.least).epsilon(0.001));
+        CHECK(100 * bytes(true, recomputation::none) / all == doctest::Approx(r.sequence).epsilon(0.005));
+        CHECK(100 * bytes(false, recomputation::selective) / all == doctest::Approx(r.selective).epsilon(0.005));
+        CHECK(100 * bytes(true, recomputation::selective) / all == doctest::Approx(r.both).epsilon(0.005));
+        // Not cut by tensor ranks.
+        CHECK(100 * bytes(false, recomputation::full) / all == doctest::Approx(r.recomputed).epsilon(0.02));
+    }
+}
+
 TEST_CASE("what fits a machine and what does not") {
     const model_shape gpt_22b{48, 6144, 48, 50688, 2048};
     job j{
