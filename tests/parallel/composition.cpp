@@ -6,12 +6,15 @@
 #include <cstddef>      // size_t
 #include <cstdint>      // words
 #include <map>          // parameters by name
+#include <span>         // gradients
 #include <string>       // names
 #include <string_view>  // names
-#include <utility>      // move
+#include <utility>      // as_const, move
 #include <vector>       // tensors
 
 #include <tutti/comm/threads.hpp>                    // ranks
+#include <tutti/optimize/clip.hpp>                   // clip_factor
+#include <tutti/parallel/gradient_norm.hpp>          // under test
 #include <tutti/parallel/linear.hpp>                 // layers
 #include <tutti/parallel/mesh.hpp>                   // who does what
 #include <tutti/parallel/pipeline.hpp>               // under test
@@ -245,7 +248,7 @@ private:
 };
 
 struct run_result {
-    std::vector<double> losses;
+    std::vector<double> losses, norms;
     parameters first_gradients, last;
 };
 
@@ -260,6 +263,7 @@ run_result trained(threads& world, const layout& l, const pipeline_schedule& s, 
     threads data = split_along(world, m, dimension::data);
     threads down_the_pipe = split_along(world, m, dimension::pipeline);
     const int stage_rank = down_the_pipe.rank();
+    threads one_model = split_along(world, m, {dimension::pipeline, dimension::tensor});
     tensor_options o;
     o.sequence_parallel = l.sequence;
     o.overlap = l.overlap;
@@ -289,6 +293,14 @@ run_result trained(threads& world, const layout& l, const pipeline_schedule& s, 
     for (int stage = 0; s.routes.size() > 1 && stage < s.stages(); ++stage) {
         copies.emplace_back(down_the_pipe, s, std::vector{stage});
     }
+
+    // Whether this rank counts a block, of which another one has the copy.
+    const auto first_copy = [&](const std::string& name) {
+        const int block = std::stoi(name);
+        int stage = 0;
+        while (part_of_model::first_block(s, stage + 1) <= block) { ++stage; }
+        return copies[static_cast<std::size_t>(stage)].counts();
+    };
 
     pipeline_options po;
     po.elements = {group.outer_rows(rows) * h};
@@ -325,11 +337,21 @@ run_result trained(threads& world, const layout& l, const pipeline_schedule& s, 
         data.all_reduce(total, total, sum{});
         pipe.communicator().all_reduce(total, total, sum{});
         result.losses.push_back(loss);
+        std::vector<held_gradient<double, host_memory>> gradients;
         for (auto& [name, p] : held) {
             const view<double> g(p.gradient);
             data.all_reduce(g, g, sum{});
             if (step == 0) { result.first_gradients[name] = p; }
-            for (std::size_t i = 0; i < p.value.size(); ++i) { p.value[i] -= 0.5 * p.gradient[i]; }
+            const bool whole_counts = p.how != cut::whole || group.counts_replicated();
+            gradients.push_back(
+                {g, whole_counts && (name == "table" ? ends.counts() : copies.empty() || first_copy(name))});
+        }
+        const double norm = model_norm<double>(one_model, std::span(std::as_const(gradients)));
+        world.agree(hash_bytes(as_bytes(view<const double>(&norm, 1))), "norm");
+        result.norms.push_back(norm);
+        for (auto& [name, p] : held) {
+            const double rate = 0.5 * optimize::clip_factor(norm, 0.4);
+            for (std::size_t i = 0; i < p.value.size(); ++i) { p.value[i] -= rate * p.gradient[i]; }
         }
         // Replicas have the same bits, and so have both ends, and all ranks of whole parameters.
         for (auto& [name, p] : held) {
@@ -354,6 +376,8 @@ run_result trained(threads& world, const layout& l, const pipeline_schedule& s, 
             const auto i = static_cast<std::size_t>(step);
             expect(std::fabs(result.losses[i] - reference->losses[i]) <= bar * reference->losses[i],
                    "loss {} of step {} is not {}", result.losses[i], step, reference->losses[i]);
+            expect(std::fabs(result.norms[i] - reference->norms[i]) <= 1e-13 * reference->norms[i],
+                   "norm {} of step {} is not {}", result.norms[i], step, reference->norms[i]);
         }
         for (const auto& [name, p] : held) {
             close(result.first_gradients.at(name).gradient, reference->first_gradients.at(name).gradient, p,
@@ -388,6 +412,7 @@ std::vector<pipeline_schedule> schedules_of(int p, int m) {
 TEST_CASE(
     "all (tensor, pipeline, data) of at most 8 ranks, every schedule: losses, gradients and weights of one rank") {
     CHECK(on_one_rank().losses[0] > 1);
+    CHECK(on_one_rank().norms[0] > 0.4);  // clipping does something
     int runs = 0;
     for (const int tensor : {1, 2, 4, 8}) {
         for (const int pipeline : {1, 2, 4, 8}) {

@@ -16,7 +16,8 @@
 #include <tutti/parallel/schedules/one_way.hpp>
 #include <tutti/parallel/schedules/zero_bubble.hpp>
 
-// parts of layers
+// parts of layers, and what counts once
+#include <tutti/parallel/gradient_norm.hpp>
 #include <tutti/parallel/linear.hpp>
 #include <tutti/parallel/tensor_group.hpp>
 #include <tutti/parallel/tied_weights.hpp>

@@ -89,6 +89,8 @@ public:
         return start("add up", [parts](C& c) { c.all_reduce(parts, parts, sum{}); });
     }
 
+    /// Whether this rank counts, in sums over the model, parameters that every rank has.
+    [[nodiscard]] bool counts_replicated() const noexcept { return rank() == 0; }
     /// Gradients of parameters that every rank has (norms, biases of whole rows): in the sequence-parallel form each has
     /// seen only its rows, so they are added up; otherwise they are complete and nothing is done.
     template <class T> void add_up_replicated(view<T, M> gradient) {

@@ -21,6 +21,7 @@ namespace tutti::parallel {
 /// Semantics  construction is collective over the pipeline. Chunks of one rank share its memory: their gradients meet
 ///            there, and the ranks' are added up here. Each rank's update is then the same, if their values were.
 ///   held         whether this rank has any of the stages; the others call nothing.
+///   counts       whether it is the one of them that counts the weights in sums over the model.
 ///   add_up       the sum of all holders' gradients, on each of them; nothing to do where one rank has all.
 ///   expect_same  throws mismatch_error unless the values are the same bits: to be called once, before the first step.
 /// Cost       one split; add_up one all_reduce.
@@ -48,6 +49,7 @@ public:
     }
 
     [[nodiscard]] bool held() const noexcept { return holders_.has_value(); }
+    [[nodiscard]] bool counts() const noexcept { return held() && holders_->rank() == 0; }
     template <class T> void add_up(view<T, M> gradient) {
         C& c = holders("add_up");
         if (c.size() > 1) { c.all_reduce(view<const T, M>(gradient), gradient, sum{}); }
