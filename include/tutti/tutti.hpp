@@ -16,7 +16,6 @@
 #include <tutti/core/memory.hpp>
 #include <tutti/core/partition.hpp>
 #include <tutti/core/philox.hpp>
-#include <tutti/core/products.hpp>
 #include <tutti/core/queue.hpp>
 #include <tutti/core/reduce_op.hpp>
 #include <tutti/core/run.hpp>
