@@ -1,4 +1,5 @@
-// The static checker: nothing wrong in any schedule of up to 16 ranks and 64 micro-batches, and every seeded mistake found.
+// The static checker: nothing wrong in any schedule of up to 16 ranks and 64 micro-batches, and every seeded mistake
+// found.
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>   // find_if, rotate, swap

@@ -143,7 +143,16 @@ TEST_CASE("messages take time: each crosses p - 1 borders both ways before the f
     // One micro-batch: out and back.
     CHECK(of(one_forward_one_backward(4, 1), {2, 3, 4, 5}).makespan == 4 * 9 + 6 * 5);
     CHECK(of(gpipe(4, 8), {1, 1, 1, 1}).makespan == 33 + 6);
-    validate(zero_bubble_v(4, 9, {2, 3, 1, 4}));
+    for (const pass_times t : {pass_times{2, 3, 1, 4}, pass_times{1, 9, 5, 40}, pass_times{30, 1, 2, 7}}) {
+        for (int p = 1; p <= 6; ++p) {
+            for (const int m : {1, 2, 5, 13}) {
+                validate(zero_bubble(p, m, t));
+                validate(zero_bubble(p, m, t, 2 * p, {2, 1}));
+                validate(zero_bubble_v(p, m, t));
+                validate(zero_bubble_v(p, m, t, {1, 1}));
+            }
+        }
+    }
 }
 
 TEST_CASE("what no schedule admits is refused with the numbers") {
@@ -164,6 +173,8 @@ TEST_CASE("what no schedule admits is refused with the numbers") {
     CHECK_THROWS_AS(static_cast<void>(zero_bubble(4, 8, equal, 3)), usage_error);
     CHECK_THROWS_AS(static_cast<void>(zero_bubble(4, 8, {1, 0, 1})), usage_error);
     CHECK_THROWS_AS(static_cast<void>(zero_bubble_v(4, 8, {1, 1, 1, -1})), usage_error);
+    CHECK_THROWS_AS(static_cast<void>(zero_bubble_v(4, 8, equal, {0, 0})), usage_error);
+    CHECK_THROWS_AS(static_cast<void>(zero_bubble(4, 8, equal, 0, {1, 2})), usage_error);
 }
 
 TEST_CASE("a schedule as text and as a picture") {

@@ -25,7 +25,8 @@ inline std::vector<std::size_t> toy_sizes(int stages) {
 
 /// All stages of all copies; a rank of a pipeline uses those it is asked for.
 ///
-/// forward: pre[i] = w[i] * in[i mod size], out = pre / (1 + pre^2); the loss is half the sum of squares of the last out.
+/// forward: pre[i] = w[i] * in[i mod size], out = pre / (1 + pre^2); the loss is half the sum of squares of the last
+/// out.
 struct toy_stages {
     static constexpr std::size_t ends = 4;  // numbers of a sample, and of the last stage
     parallel::pipeline_schedule plan;

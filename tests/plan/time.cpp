@@ -17,8 +17,8 @@ using namespace tutti::plan;
 
 namespace {
 
-// Korthikanti et al. 2022, arXiv:2205.05198: seconds of an iteration on A100s, everything recomputed and, then, sequence
-// parallelism with attention alone recomputed.
+// Korthikanti et al. 2022, arXiv:2205.05198: seconds of an iteration on A100s, everything recomputed and, then,
+// sequence parallelism with attention alone recomputed.
 std::vector<measured_step> published() {
     const model_shape gpt_22b{48, 6144, 64, 51200, 2048};
     const model_shape gpt_175b{96, 12288, 96, 51200, 2048};

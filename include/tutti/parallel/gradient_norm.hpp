@@ -25,9 +25,11 @@ template <class T, memory M> struct held_gradient {
 
 /// The 2-norm over all parameters of the model, for optimize::clip_factor.
 ///
-/// Semantics    collective over `model`, the ranks that together have the model once: those along the pipeline and tensor
-///              dimensions, after gradients of replicas have been reduced. Ranks may have any number of gradients.
-/// Determinism  the same bits on all ranks, as far as the communicator's sums are; they depend on how the model is spread.
+/// Semantics    collective over `model`, the ranks that together have the model once: those along the pipeline and
+///              tensor dimensions, after gradients of replicas have been reduced. Ranks may have any number of
+///              gradients.
+/// Determinism  the same bits on all ranks, as far as the communicator's sums are; they depend on how the model is
+///              spread.
 /// Cost         one read of the gradients counted, one sum of 8 bytes over ranks, one fetch.
 template <floating_element T, comm::can_all_reduce<double, sum> C>
 [[nodiscard]] double model_norm(C& model, std::span<const held_gradient<T, memory_of<C>>> list) {

@@ -1,6 +1,6 @@
 // linear: layers whose weights are cut over ranks: by outputs (columns of the product), and by inputs (rows).
-// Needs parallel/tensor_group and core/products, for host memory. Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3;
-// Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2 (sequence parallelism).
+// Needs parallel/tensor_group and core/products, for host memory. Source: Shoeybi et al. 2019, arXiv:1909.08053,
+// section 3; Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2 (sequence parallelism).
 #pragma once
 
 #include <cstddef>      // size_t
@@ -46,15 +46,15 @@ template <class T> void add_sums_of_columns(matrix<const T> y, view<T> sums) {
 
 /// y = x W^T + b, W cut by outputs: each rank has outputs/t of them and computes that part of y.
 ///
-/// Shapes       weight outputs/t x inputs, bias outputs/t or empty, y rows x outputs/t. x and d_x are rows x inputs, the
-///              same on all ranks; in the sequence-parallel form this rank's share of the rows.
+/// Shapes       weight outputs/t x inputs, bias outputs/t or empty, y rows x outputs/t. x and d_x are rows x inputs,
+///              the same on all ranks; in the sequence-parallel form this rank's share of the rows.
 /// Semantics    backward writes d_x, adds to d_weight and d_bias (empty where bias is). `x` is what forward got: in the
 ///              sequence-parallel form all rows are gathered again, so only the share need be kept.
 /// Aliasing     outputs overlap no inputs.
 /// Determinism  as far as Products' and the communicator's sums are.
-/// Cost         2 rows inputs outputs/t flops forward, twice that backward. Forward sends nothing (sequence-parallel: one
-///              gather of rows x inputs), backward one sum of rows x inputs (a gather and a sum to rows). Where they
-///              overlap, the gather is beside the product for d_x, the sum beside the one for d_weight.
+/// Cost         2 rows inputs outputs/t flops forward, twice that backward. Forward sends nothing (sequence-parallel:
+///              one gather of rows x inputs), backward one sum of rows x inputs (a gather and a sum to rows). Where
+///              they overlap, the gather is beside the product for d_x, the sum beside the one for d_weight.
 /// Errors       usage_error when outputs do not divide, or a size is wrong, before anything moved.
 template <communicator C, class T, class Products = plain_products>
 requires(queue_of<C>::executes_inline) class column_linear {
@@ -121,10 +121,11 @@ private:
 
 /// y = x W^T + b, W cut by inputs: each rank has inputs/t columns of x and of W, and the products are added up.
 ///
-/// Shapes       weight outputs x inputs/t, bias outputs or empty and the same on all ranks, x rows x inputs/t. y and d_y are
-///              rows x outputs, the same on all ranks; in the sequence-parallel form this rank's share of the rows.
-/// Semantics    the bias is added once, behind the sum. backward writes d_x, adds to d_weight and d_bias; d_bias is that
-///              of all rows, in both forms, and the same on all ranks.
+/// Shapes       weight outputs x inputs/t, bias outputs or empty and the same on all ranks, x rows x inputs/t. y and
+///              d_y are rows x outputs, the same on all ranks; in the sequence-parallel form this rank's share of the
+///              rows.
+/// Semantics    the bias is added once, behind the sum. backward writes d_x, adds to d_weight and d_bias; d_bias is
+///              that of all rows, in both forms, and the same on all ranks.
 /// Aliasing     outputs overlap no inputs.
 /// Determinism  as far as Products' and the communicator's sums are.
 /// Cost         2 rows inputs/t outputs flops forward, twice that backward. Forward sends one sum of rows x outputs

@@ -26,9 +26,9 @@ namespace detail {
 }
 }  // namespace detail
 
-/// A line on the whole, and a line for each rank: what it holds at most, then its actions in order: F forward, B backward,
-/// b input gradient, w weight gradient, the micro-batch, ' for each chunk beyond the first; + joins a pair, and . is a
-/// wait.
+/// A line on the whole, and a line for each rank: what it holds at most, then its actions in order: F forward, B
+/// backward, b input gradient, w weight gradient, the micro-batch, ' for each chunk beyond the first; + joins a pair,
+/// and . is a wait.
 [[nodiscard]] inline std::string text_of(const pipeline_schedule& s, const pass_times& times = {}) {
     const pipeline_replay replay = replayed(s, times);
     std::string text = detail::heading_of(s, replay) + '\n';
@@ -48,9 +48,9 @@ namespace detail {
     return text;
 }
 
-/// An SVG document: a row for each rank, time from left to right. Forwards are blue, backwards and input gradients green,
-/// weight gradients grey; chunks beyond the first are lighter. Of a pair the forward is above the backward. Each action has
-/// its micro-batch where it fits, and says what it is when pointed at.
+/// An SVG document: a row for each rank, time from left to right. Forwards are blue, backwards and input gradients
+/// green, weight gradients grey; chunks beyond the first are lighter. Of a pair the forward is above the backward. Each
+/// action has its micro-batch where it fits, and says what it is when pointed at.
 [[nodiscard]] inline std::string svg_of(const pipeline_schedule& s, const pass_times& times = {}) {
     constexpr double width = 1000;
     constexpr double left = 70;

@@ -1,6 +1,6 @@
 // tensor_group: the ranks that share layers, and the few collectives by which parts of a layer become the layer.
-// Needs comm/communicator and schedule/lane. Source: Shoeybi et al. 2019, arXiv:1909.08053; in the sequence-parallel form
-// Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
+// Needs comm/communicator and schedule/lane. Source: Shoeybi et al. 2019, arXiv:1909.08053; in the sequence-parallel
+// form Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
 #pragma once
 
 #include <cstddef>      // size_t
@@ -91,8 +91,8 @@ public:
 
     /// Whether this rank counts, in sums over the model, parameters that every rank has.
     [[nodiscard]] bool counts_replicated() const noexcept { return rank() == 0; }
-    /// Gradients of parameters that every rank has (norms, biases of whole rows): in the sequence-parallel form each has
-    /// seen only its rows, so they are added up; otherwise they are complete and nothing is done.
+    /// Gradients of parameters that every rank has (norms, biases of whole rows): in the sequence-parallel form each
+    /// has seen only its rows, so they are added up; otherwise they are complete and nothing is done.
     template <class T> void add_up_replicated(view<T, M> gradient) {
         if (sequence_parallel_) { comm_.all_reduce(gradient, gradient, sum{}); }
     }

@@ -23,9 +23,9 @@ namespace tutti::parallel {
 
 /// Words of a table, padded so that every rank has as many.
 ///
-/// Semantics  `padded` is the least multiple of ranks * multiple that holds all words; this rank has words [first, first +
-///            count) of it, of which `real` are words. Padding is never looked up and has no probability, so results do
-///            not depend on how much there is.
+/// Semantics  `padded` is the least multiple of ranks * multiple that holds all words; this rank has words [first,
+///            first + count) of it, of which `real` are words. Padding is never looked up and has no probability, so
+///            results do not depend on how much there is.
 struct vocabulary_share {
     std::size_t words = 0;
     std::size_t padded = 0;
@@ -59,8 +59,8 @@ struct vocabulary_share {
 
 /// y[i] = row words[i] of a table cut by words.
 ///
-/// Shapes       weight count x width; `list` has all rows on all ranks; y and d_y rows x width, or this rank's share of the
-///              rows in the sequence-parallel form.
+/// Shapes       weight count x width; `list` has all rows on all ranks; y and d_y rows x width, or this rank's share of
+///              the rows in the sequence-parallel form.
 /// Semantics    backward adds to d_weight, in ascending order of rows.
 /// Determinism  exact: of each element one rank has a number and all others zero.
 /// Cost         forward one sum of rows x width (sequence-parallel: to rows), backward nothing (a gather).
@@ -121,11 +121,12 @@ private:
 /// Shapes       logits rows x count, all rows on all ranks; targets, loss, normalizer one a row.
 /// Semantics    loss[i] = normalizer[i] - logit of targets[i], normalizer the logarithm of the sum of all words'
 ///              exponentials; the same on all ranks. A row of target -1 has no loss and no gradient. backward writes
-///              scale * (softmax - target), zero for padding; the loss of all tokens of all ranks is a mean when the caller
-///              makes scale 1 / valid tokens of all.
+///              scale * (softmax - target), zero for padding; the loss of all tokens of all ranks is a mean when the
+///              caller makes scale 1 / valid tokens of all.
 /// Aliasing     d_logits may be logits.
 /// Determinism  as far as the communicator's sums are.
-/// Cost         forward two sums over ranks, of 3 numbers a row together, however many words there are; backward nothing.
+/// Cost         forward two sums over ranks, of 3 numbers a row together, however many words there are; backward
+///              nothing.
 /// Errors       usage_error for a target that is no word or a size that is wrong, before anything moved.
 template <communicator C, class T>
 requires(queue_of<C>::executes_inline) class vocabulary_cross_entropy {

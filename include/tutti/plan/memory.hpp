@@ -1,6 +1,6 @@
 // memory: bytes that a rank holds: states of the optimizer by ZeRO stage, activations by schedule and recomputation.
-// Needs plan/model. Source: Rajbhandari et al. 2020, arXiv:1910.02054 (states); Korthikanti et al. 2022, arXiv:2205.05198,
-// table 2 (activations).
+// Needs plan/model. Source: Rajbhandari et al. 2020, arXiv:1910.02054 (states); Korthikanti et al. 2022,
+// arXiv:2205.05198, table 2 (activations).
 #pragma once
 
 #include <algorithm>  // min
@@ -20,8 +20,8 @@ struct bytes_per_parameter {
     std::int64_t optimizer = 12;
 };
 
-/// Bytes of weights, gradients and optimizer states of a rank with `parameters`, sharded over `data` ranks: the optimizer's
-/// from stage 1 on, gradients from 2 on, weights in 3. Shards are rounded up.
+/// Bytes of weights, gradients and optimizer states of a rank with `parameters`, sharded over `data` ranks: the
+/// optimizer's from stage 1 on, gradients from 2 on, weights in 3. Shards are rounded up.
 [[nodiscard]] constexpr std::int64_t state_bytes(std::int64_t parameters, int zero_stage, int data,
                                                  bytes_per_parameter b = {}) noexcept {
     const std::int64_t shard = (parameters + data - 1) / data;
@@ -47,7 +47,8 @@ struct bytes_per_parameter {
 
 /// Micro-batches, of a whole stage each, that a rank of a stage holds at most.
 ///
-///   gpipe m;  1f1b min(m, p - r);  interleaved (2(p - 1 - r) + (v - 1) p + 1)/v, at most m;  zero_bubble and _v min(m, p)
+///   gpipe m;  1f1b min(m, p - r);  interleaved (2(p - 1 - r) + (v - 1) p + 1)/v, at most m;  zero_bubble and _v min(m,
+///   p)
 [[nodiscard]] inline double in_flight(const job& j, int stage) {
     const auto m = static_cast<double>(j.micro_batches);
     const double p = j.pipeline;

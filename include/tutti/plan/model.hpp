@@ -10,8 +10,8 @@
 
 namespace tutti::plan {
 
-/// A decoder of the GPT kind: feed-forward of 4 hidden, biases, two norms a layer, learned positions, the table of words
-/// used at both ends.
+/// A decoder of the GPT kind: feed-forward of 4 hidden, biases, two norms a layer, learned positions, the table of
+/// words used at both ends.
 struct model_shape {
     std::int64_t layers = 1;
     std::int64_t hidden = 1;
@@ -70,8 +70,8 @@ inline void validate(const model_shape& m, const job& j) {
            formatted("{} micro-batches are not a multiple of {} ranks", j.micro_batches, j.pipeline));
 }
 
-/// Parameters of a rank of a stage: weights and their biases cut by tensor ranks; norms, biases of whole rows and positions
-/// on each; the last stage has its own table and positions where it is not the first.
+/// Parameters of a rank of a stage: weights and their biases cut by tensor ranks; norms, biases of whole rows and
+/// positions on each; the last stage has its own table and positions where it is not the first.
 [[nodiscard]] inline std::int64_t rank_parameters(const model_shape& m, const job& j, int stage) {
     validate(m, j);
     if (stage < 0 || stage >= j.pipeline) { throw usage_error(formatted("plan: stage {} of {}", stage, j.pipeline)); }

@@ -42,7 +42,8 @@ struct rank_work {
     const double layers = static_cast<double>(m.layers / j.pipeline);
     const double passes = j.recompute == recomputation::full ? 4 : 3;  // forwards that forward and backward are worth
     const double of_scores = passes + (j.recompute == recomputation::selective ? 1 : 0);
-    // Whole rows pass through memory 12 times in norms, dropout and residual sums, cut ones 24 times hidden, scores 8 times.
+    // Whole rows pass through memory 12 times in norms, dropout and residual sums, cut ones 24 times hidden, scores 8
+    // times.
     const double row_bytes = rows * h * 2 * (12 / (j.sequence_parallel ? t : 1) + 24 / t);
     const double score_bytes = kept_scores ? rows * s * static_cast<double>(m.heads) * 2 * 8 / t : 0;
     rank_work w;
@@ -72,9 +73,9 @@ struct rank_work {
 
 /// Seconds of a step. `kept_scores`: attention writes its scores to memory, as kernels before FlashAttention do.
 ///
-/// Semantics  a closed form for ranks that are alike but for the head on the last; messages between stages are taken to be
-///            hidden, collectives not to be. Zero-bubble forms are for m >= 2p. A sum within layers counts as gather and
-///            scatter in the sequence-parallel form, of the same bytes.
+/// Semantics  a closed form for ranks that are alike but for the head on the last; messages between stages are taken to
+///            be hidden, collectives not to be. Zero-bubble forms are for m >= 2p. A sum within layers counts as gather
+///            and scatter in the sequence-parallel form, of the same bytes.
 /// Errors     usage_error when job and model do not fit each other.
 [[nodiscard]] inline step_time time_of_step(const model_shape& m, const job& j, const machine& on,
                                             bool kept_scores = false) {
@@ -107,7 +108,8 @@ struct measured_step {
     bool kept_scores = false;
 };
 
-/// The machine with the efficiencies, in whole percent, that predict `steps` with the least sum of squared relative errors.
+/// The machine with the efficiencies, in whole percent, that predict `steps` with the least sum of squared relative
+/// errors.
 ///
 /// Determinism  exhaustive; of equal ones the smallest.
 /// Cost         a million evaluations of a sum a step.

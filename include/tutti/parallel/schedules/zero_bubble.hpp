@@ -1,6 +1,6 @@
 // zero_bubble: backward in two parts, of which weight gradients wait for no other rank and fill what would be bubbles.
-// Needs parallel/detail/zero_bubble_search. Source: Qi et al. 2024, arXiv:2401.10241 (ZB-H1, ZB-H2) and arXiv:2405.15362
-// (ZB-V); the search is ours.
+// Needs parallel/detail/zero_bubble_search. Source: Qi et al. 2024, arXiv:2401.10241 (ZB-H1, ZB-H2) and
+// arXiv:2405.15362 (ZB-V); the search is ours.
 #pragma once
 
 #include <cstddef>   // size_t
@@ -29,6 +29,11 @@ namespace detail {
                                     empty.name, times.forward, times.backward_input, times.backward_weight,
                                     times.transfer));
     }
+    if (empty.held.before_weight < 1 || empty.held.before_backward < empty.held.before_weight) {
+        throw usage_error(
+            formatted("{}: a chunk holds {} units, and {} before its weight gradient; neither may grow or be 0",
+                      empty.name, empty.held.before_backward, empty.held.before_weight));
+    }
     std::optional<pipeline_schedule> best;
     std::int64_t bubble = 0;
     std::int64_t makespan = 0;
@@ -45,7 +50,8 @@ namespace detail {
         }
         if (bubble <= enough) { break; }
     }
-    return *std::move(best);  // rules by priority have no dead end
+    if (!best.has_value()) { throw usage_error(formatted("{}: no rule finds a schedule", empty.name)); }
+    return *std::move(best);
 }
 
 }  // namespace detail
@@ -54,8 +60,8 @@ namespace detail {
 ///
 /// Semantics  limit p (the default) is ZB-H1: no more memory than 1F1B. 2p - 1 is ZB-H2. `held` says how much of its
 ///            memory a micro-batch keeps between its two backward parts; all of it if not told.
-/// Cost       bubble (p - 1)(F + Bi - W) at limit p for m >= 2p, none at 2p - 1 where all passes take the same. A search
-///            over 10 rules, each linear in p m.
+/// Cost       bubble (p - 1)(F + Bi - W) at limit p for m >= 2p, none at 2p - 1 where all passes take the same. A
+///            search over 10 rules, each linear in p m.
 /// Determinism  a pure function of its arguments: all ranks find the same.
 /// Errors     usage_error for numbers that are not positive, or a limit below p.
 [[nodiscard]] inline pipeline_schedule zero_bubble(int ranks, int micro_batches, pass_times times = {}, int limit = 0,
