@@ -5,7 +5,8 @@
 # .hpp outside core/cuda_*.hpp, comm/nccl.hpp with its parts and sequence/{fused,cudnn}_attention.hpp includes CUDA, or
 # when the umbrella leaves out a public header that needs none of these.
 # Modules that would make every user's compilation longer have an umbrella <module>/<module>.hpp of their own; what would
-# bring them in (strategy/compressed_*, selected_*) is in none, nor are ZeRO, the local updates and safetensors.
+# bring them in (strategy/compressed_*, selected_*) is in none, nor are ZeRO, the local updates and safetensors; nor is
+# core/products, whose names many programs have too.
 #
 # may_include_<module>: the modules below it, each with all that is below that.
 cmake_minimum_required(VERSION 3.25)
@@ -21,7 +22,7 @@ set(may_include_sequence schedule ${may_include_schedule})
 set(may_include_checkpoint schedule ${may_include_schedule})
 set(may_include_plan core comm/cost)
 set(may_include_simulate plan schedule ${may_include_schedule} comm/cost)
-set(own_umbrella compress checkpoint sequence)
+set(own_umbrella compress checkpoint sequence parallel plan)
 
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 set(offenses "")
@@ -46,7 +47,7 @@ foreach(header IN LISTS headers)
       continue()
     endif()
   endif()
-  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero|node_shards|secondary_shards|shard_exchange)|^sequence/(blas_products|(fused|cudnn)_attention)\\.hpp$|^checkpoint/safetensors\\.hpp$")
+  if(header MATCHES "\\.hpp$" AND NOT header MATCHES "(^|/)detail/|^comm/(mpi|nccl)[_.]|^core/(detail/)?cuda_|^tutti\\.hpp$|^strategy/(compressed_|selected_|local_update|outer_optimizer|staleness|zero|node_shards|secondary_shards|shard_exchange)|^core/products\\.hpp$|^sequence/(blas_products|(fused|cudnn)_attention)\\.hpp$|^checkpoint/safetensors\\.hpp$")
     set(umbrella tutti)
     set(text "${umbrella_}")
     if(module IN_LIST own_umbrella)

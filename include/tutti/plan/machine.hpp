@@ -1,0 +1,44 @@
+// machine: what a planner knows of the hardware: peaks, memory, links, and what share of them work gets.
+// Needs comm/cost for its links. Peaks are of 16-bit floats without sparsity, links of one direction and one rank.
+#pragma once
+
+#include <string_view>  // names
+
+#include <tutti/comm/cost.hpp>  // link
+
+namespace tutti::plan {
+
+/// One rank's hardware, and how ranks are connected.
+///
+/// Units  FLOP/s, bytes, bytes/s. Efficiencies are shares of the peaks; calibrate them (plan/time).
+struct machine {
+    std::string_view name;
+    double flops = 0;
+    double memory_bytes = 0;
+    double memory_bandwidth = 0;
+    int ranks_per_node = 1;
+    comm::link inside{};   ///< of a rank, to the others of its node
+    comm::link between{};  ///< of a rank, its share of the node's NICs
+    double product_efficiency = 0.7;
+    double memory_efficiency = 0.8;
+    double link_efficiency = 0.7;
+
+    /// The link among `count` ranks, one every `stride`.
+    [[nodiscard]] constexpr comm::link link_of(int count, int stride) const noexcept {
+        comm::link l = count * stride <= ranks_per_node ? inside : between;
+        l.bytes_per_second *= link_efficiency;
+        return l;
+    }
+};
+
+/// DGX A100 (80 GB): NVSwitch, one 200 Gb/s NIC a GPU. Source: NVIDIA's data sheets.
+inline constexpr machine dgx_a100{"dgx-a100", 312e12, 80e9, 2.0e12, 8, {5e-6, 300e9}, {10e-6, 25e9}};
+/// HGX H100 (SXM, 80 GB): one 400 Gb/s NIC a GPU. Source: NVIDIA's data sheets.
+inline constexpr machine hgx_h100{"hgx-h100", 989e12, 80e9, 3.35e12, 8, {5e-6, 450e9}, {10e-6, 50e9}};
+/// HGX H200 (SXM, 141 GB), otherwise the same.
+inline constexpr machine hgx_h200{"hgx-h200", 989e12, 141e9, 4.8e12, 8, {5e-6, 450e9}, {10e-6, 50e9}};
+/// A die of Frontier's MI250X: 8 of 64 GiB a node, 4 NICs of 200 Gb/s; the inside is its slowest link.
+/// Source: Frontier's user guide (OLCF).
+inline constexpr machine frontier{"frontier", 191.5e12, 64.0 * (1 << 30), 1.6e12, 8, {5e-6, 50e9}, {10e-6, 12.5e9}};
+
+}  // namespace tutti::plan

@@ -1,0 +1,106 @@
+// model: the shape of a transformer and of a job that trains it: parameters by rank, FLOPs of a step.
+// Needs core alone. Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1 (FLOPs).
+#pragma once
+
+#include <cstdint>  // counts
+#include <string>   // messages
+
+#include <tutti/core/error.hpp>  // usage_error
+#include <tutti/core/text.hpp>   // formatted
+
+namespace tutti::plan {
+
+/// A decoder of the GPT kind: feed-forward of 4 hidden, biases, two norms a layer, learned positions, the table of
+/// words used at both ends.
+struct model_shape {
+    std::int64_t layers = 1;
+    std::int64_t hidden = 1;
+    std::int64_t heads = 1;
+    std::int64_t vocabulary = 1;  ///< with padding
+    std::int64_t sequence = 1;    ///< tokens
+
+    /// Each counted once.
+    [[nodiscard]] constexpr std::int64_t parameters() const noexcept {
+        return layers * (12 * hidden * hidden + 13 * hidden) + (vocabulary + sequence) * hidden + 2 * hidden;
+    }
+};
+
+enum class recomputation : std::uint8_t {
+    none,
+    selective,  ///< scores of attention, or a kernel that does not keep them
+    full        ///< whole layers, from their inputs
+};
+enum class pipelining : std::uint8_t { gpipe, one_forward_one_backward, interleaved, zero_bubble, zero_bubble_v };
+
+/// How a model is trained. Ranks: tensor * pipeline * data.
+struct job {
+    int tensor = 1;
+    int pipeline = 1;
+    int data = 1;
+    int chunks = 1;  ///< a rank, of an interleaved pipeline
+    pipelining schedule = pipelining::one_forward_one_backward;
+    int zero_stage = 0;
+    bool sequence_parallel = false;
+    recomputation recompute = recomputation::none;
+    std::int64_t micro_batch = 1;    ///< sequences
+    std::int64_t micro_batches = 1;  ///< of a replica, a step
+
+    [[nodiscard]] constexpr std::int64_t ranks() const noexcept { return std::int64_t{1} * tensor * pipeline * data; }
+    [[nodiscard]] constexpr std::int64_t sequences() const noexcept { return micro_batch * micro_batches * data; }
+};
+
+/// Errors  usage_error naming what does not fit: sizes that are not positive or do not divide.
+inline void validate(const model_shape& m, const job& j) {
+    const auto expect = [](bool holds, const std::string& why) {
+        if (!holds) { throw usage_error("plan: " + why); }
+    };
+    expect(m.layers > 0 && m.hidden > 0 && m.heads > 0 && m.vocabulary > 0 && m.sequence > 0,
+           "every size of a model is positive");
+    expect(j.tensor > 0 && j.pipeline > 0 && j.data > 0 && j.chunks > 0 && j.micro_batch > 0 && j.micro_batches > 0,
+           "every size of a job is positive");
+    expect(j.zero_stage >= 0 && j.zero_stage <= 3, formatted("ZeRO stage {} of 0 to 3", j.zero_stage));
+    expect(m.hidden % m.heads == 0, formatted("hidden {} does not divide over {} heads", m.hidden, m.heads));
+    expect(m.heads % j.tensor == 0, formatted("{} heads do not divide over {} ranks", m.heads, j.tensor));
+    expect(m.vocabulary % j.tensor == 0, formatted("{} words do not divide over {} ranks", m.vocabulary, j.tensor));
+    expect(m.layers % (j.pipeline * j.chunks) == 0,
+           formatted("{} layers do not divide over {} stages of {} chunks", m.layers, j.pipeline, j.chunks));
+    expect((j.chunks > 1) == (j.schedule == pipelining::interleaved),
+           formatted("{} chunks a rank under this schedule", j.chunks));
+    expect(j.schedule != pipelining::interleaved || j.micro_batches % j.pipeline == 0,
+           formatted("{} micro-batches are not a multiple of {} ranks", j.micro_batches, j.pipeline));
+}
+
+/// Parameters of a rank of a stage: weights and their biases cut by tensor ranks; norms, biases of whole rows and
+/// positions on each; the last stage has its own table and positions where it is not the first.
+[[nodiscard]] inline std::int64_t rank_parameters(const model_shape& m, const job& j, int stage) {
+    validate(m, j);
+    if (stage < 0 || stage >= j.pipeline) { throw usage_error(formatted("plan: stage {} of {}", stage, j.pipeline)); }
+    const std::int64_t h = m.hidden;
+    const std::int64_t t = j.tensor;
+    const std::int64_t layer = 12 * h * h / t + 7 * h / t + 6 * h;
+    std::int64_t count = m.layers / j.pipeline * layer;
+    const bool last = stage == j.pipeline - 1;
+    if (stage == 0 || last) { count += m.vocabulary / t * h + m.sequence * h; }
+    return count + (last ? 2 * h : 0);
+}
+
+/// FLOPs of a step that the model needs: forward and backward once. What recomputation adds is not the model's.
+[[nodiscard]] constexpr double model_flops(const model_shape& m, const job& j) noexcept {
+    const auto h = static_cast<double>(m.hidden);
+    const auto s = static_cast<double>(m.sequence);
+    const double tokens = static_cast<double>(j.sequences()) * s;
+    return tokens * (static_cast<double>(m.layers) * h * (72 * h + 12 * s) + 6 * h * static_cast<double>(m.vocabulary));
+}
+/// FLOPs of a step that are computed, a recomputed forward included: for utilization of the hardware.
+[[nodiscard]] constexpr double hardware_flops(const model_shape& m, const job& j) noexcept {
+    const auto h = static_cast<double>(m.hidden);
+    const auto s = static_cast<double>(m.sequence);
+    const double tokens = static_cast<double>(j.sequences()) * s;
+    const double layers = tokens * static_cast<double>(m.layers);
+    const double again = j.recompute == recomputation::full        ? layers * h * (24 * h + 4 * s)
+                         : j.recompute == recomputation::selective ? layers * h * 4 * s
+                                                                   : 0;
+    return model_flops(m, j) + again;
+}
+
+}  // namespace tutti::plan

@@ -1,0 +1,8 @@
+// The umbrella of plan: what a training job takes, before it runs.
+// Apart from tutti.hpp, whose users need not wait for it to compile. No source: it only re-exports.
+#pragma once
+
+#include <tutti/plan/machine.hpp>
+#include <tutti/plan/memory.hpp>
+#include <tutti/plan/model.hpp>
+#include <tutti/plan/time.hpp>

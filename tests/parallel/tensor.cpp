@@ -1,0 +1,406 @@
+// Layers cut over ranks against one process's direct loops, in double; what they send; what they refuse.
+#include <doctest/doctest.h>  // checks
+
+#include <algorithm>    // max
+#include <cmath>        // exp, log, tanh
+#include <cstddef>      // size_t
+#include <cstdint>      // words
+#include <string>       // texts
+#include <string_view>  // names
+#include <vector>       // tensors
+
+#include <tutti/comm/counted.hpp>           // bytes
+#include <tutti/comm/threads.hpp>           // ranks
+#include <tutti/parallel/linear.hpp>        // under test
+#include <tutti/parallel/tensor_group.hpp>  // under test
+#include <tutti/parallel/tied_weights.hpp>  // under test
+#include <tutti/parallel/vocabulary.hpp>    // under test
+
+#include <tutti/parallel/schedules/dual_pipe.hpp>    // two copies
+#include <tutti/parallel/schedules/one_way.hpp>      // ends on two ranks
+#include <tutti/parallel/schedules/zero_bubble.hpp>  // ends on one rank
+
+#include <support/build.hpp>    // full_speed
+#include <support/failure.hpp>  // expect
+#include <support/oracle.hpp>   // random_element
+
+using namespace tutti;
+using namespace tutti::test;
+using namespace tutti::parallel;
+using counted = comm::counted<comm::threads>;
+using numbers = std::vector<double>;
+using words = std::vector<std::int32_t>;
+
+namespace {
+
+constexpr double bar = 1e-12;
+
+numbers drawn(std::uint64_t seed, std::size_t count, double scale) {
+    numbers v(count);
+    for (std::size_t i = 0; i < count; ++i) { v[i] = scale * random_element<double>(seed, i); }
+    return v;
+}
+
+// A residual block between an embedding and logits by the same table, with parameters of every kind.
+struct model {
+    std::size_t vocabulary, width, inner;
+    numbers table, gain, in_weight, in_bias, out_weight, out_bias;
+    model(std::size_t v, std::size_t w, std::size_t f)
+        : vocabulary(v)
+        , width(w)
+        , inner(f)
+        , table(drawn(1, v * w, 1))
+        , gain(drawn(2, w, 1))
+        , in_weight(drawn(3, f * w, 0.3))
+        , in_bias(drawn(4, f, 0.5))
+        , out_weight(drawn(5, w * f, 0.3))
+        , out_bias(drawn(6, w, 0.5)) {}
+};
+
+// The loss is the mean over targets that are words.
+double solve(const model& m, const words& in, const words& targets, model& d) {
+    for (numbers* g : {&d.table, &d.gain, &d.in_weight, &d.in_bias, &d.out_weight, &d.out_bias}) {
+        std::fill(g->begin(), g->end(), 0.0);
+    }
+    double valid = 0;
+    for (const auto t : targets) { valid += t >= 0 ? 1 : 0; }
+    double loss = 0;
+    const std::size_t h = m.width;
+    const std::size_t f = m.inner;
+    for (std::size_t i = 0; i < in.size(); ++i) {
+        const double* const x = &m.table[static_cast<std::size_t>(in[i]) * h];
+        numbers u(h), s(f), y(h), logit(m.vocabulary);
+        for (std::size_t j = 0; j < h; ++j) { u[j] = m.gain[j] * x[j]; }
+        for (std::size_t k = 0; k < f; ++k) {
+            double a = m.in_bias[k];
+            for (std::size_t j = 0; j < h; ++j) { a += m.in_weight[k * h + j] * u[j]; }
+            s[k] = std::tanh(a);
+        }
+        for (std::size_t j = 0; j < h; ++j) {
+            y[j] = x[j] + m.out_bias[j];
+            for (std::size_t k = 0; k < f; ++k) { y[j] += m.out_weight[j * f + k] * s[k]; }
+        }
+        if (targets[i] < 0) { continue; }
+        double total = 0;
+        for (std::size_t v = 0; v < m.vocabulary; ++v) {
+            for (std::size_t j = 0; j < h; ++j) { logit[v] += m.table[v * h + j] * y[j]; }
+            total += std::exp(logit[v]);
+        }
+        loss += (std::log(total) - logit[static_cast<std::size_t>(targets[i])]) / valid;
+        numbers dy(h), du(h), dx(h);
+        for (std::size_t v = 0; v < m.vocabulary; ++v) {
+            const double p = std::exp(logit[v]) / total;
+            const double g = (p - (static_cast<std::int32_t>(v) == targets[i] ? 1 : 0)) / valid;
+            for (std::size_t j = 0; j < h; ++j) {
+                dy[j] += g * m.table[v * h + j];
+                d.table[v * h + j] += g * y[j];
+            }
+        }
+        for (std::size_t j = 0; j < h; ++j) {
+            dx[j] = dy[j];
+            d.out_bias[j] += dy[j];
+        }
+        for (std::size_t k = 0; k < f; ++k) {
+            double ds = 0;
+            for (std::size_t j = 0; j < h; ++j) {
+                ds += m.out_weight[j * f + k] * dy[j];
+                d.out_weight[j * f + k] += dy[j] * s[k];
+            }
+            const double da = ds * (1 - s[k] * s[k]);
+            d.in_bias[k] += da;
+            for (std::size_t j = 0; j < h; ++j) {
+                du[j] += m.in_weight[k * h + j] * da;
+                d.in_weight[k * h + j] += da * u[j];
+            }
+        }
+        for (std::size_t j = 0; j < h; ++j) {
+            d.gain[j] += du[j] * x[j];
+            d.table[static_cast<std::size_t>(in[i]) * h + j] += dx[j] + du[j] * m.gain[j];
+        }
+    }
+    return loss;
+}
+
+// Rows [first, first + count) of a table of `width` columns; those behind its end are padding.
+numbers rows_of(const numbers& table, std::size_t width, part p, double padding) {
+    numbers out(p.count * width, padding);
+    for (std::size_t i = 0; i < out.size() && p.first * width + i < table.size(); ++i) {
+        out[i] = table[p.first * width + i];
+    }
+    return out;
+}
+numbers columns_of(const numbers& table, std::size_t width, part p) {
+    numbers out;
+    for (std::size_t at = 0; at < table.size(); at += width) {
+        for (std::size_t j = 0; j < p.count; ++j) { out.push_back(table[at + p.first + j]); }
+    }
+    return out;
+}
+void expect_close(const numbers& got, const numbers& reference, const numbers& whole, std::string_view what) {
+    double most = 0;
+    for (const double x : whole) { most = std::max(most, std::fabs(x)); }
+    for (std::size_t i = 0; i < reference.size(); ++i) {
+        expect(std::fabs(got[i] - reference[i]) <= bar * most, "{}[{}]: {} is not {}", what, i, got[i], reference[i]);
+    }
+}
+
+struct problem {
+    model parameters;
+    words in, targets;
+    model gradient;
+    double loss;
+    problem(const model& m, std::size_t rows) : parameters(m), gradient(m) {
+        for (std::size_t i = 0; i < rows; ++i) {
+            in.push_back(static_cast<std::int32_t>(mixed(i) % m.vocabulary));
+            targets.push_back(i % 5 == 3 ? -1 : static_cast<std::int32_t>(mixed(i + 999) % m.vocabulary));
+        }
+        in[0] = static_cast<std::int32_t>(m.vocabulary - 1);  // the last word, which is near the padding
+        targets[0] = in[0];
+        loss = solve(parameters, in, targets, gradient);
+    }
+};
+
+// The same on a rank that has its part of each layer.
+void expect_solved(const problem& p, counted c, tensor_options o) {
+    const model& m = p.parameters;
+    const std::size_t rows = p.in.size();
+    const std::size_t h = m.width;
+    tensor_group<counted> group(std::move(c), o);
+    const vocabulary_share share(group, m.vocabulary, 4);
+    vocabulary_embedding<counted, double> embedding(group, share, h);
+    column_linear<counted, double> up(group, h, m.inner);
+    row_linear<counted, double> down(group, m.inner, h);
+    column_linear<counted, double> head(group, h, share.padded);
+    vocabulary_cross_entropy<counted, double> entropy(group, share);
+
+    const part own = group.feature_share(m.inner, "features");
+    const numbers table = rows_of(m.table, h, {share.first, share.count}, 1e3);  // padding that would be noticed
+    const numbers in_weight = rows_of(m.in_weight, h, own, 0);
+    const numbers in_bias = rows_of(m.in_bias, 1, own, 0);
+    const numbers out_weight = columns_of(m.out_weight, m.inner, own);
+    const std::size_t outer = group.outer_rows(rows);
+
+    numbers x(outer * h), u(outer * h), a(rows * own.count), y(outer * h), logits(rows * share.count), loss(rows),
+        z(rows);
+    embedding.forward(p.in, table, x);
+    for (std::size_t i = 0; i < u.size(); ++i) { u[i] = m.gain[i % h] * x[i]; }
+    up.forward(rows, u, in_weight, in_bias, a);
+    numbers s(a);
+    for (double& v : s) { v = std::tanh(v); }
+    down.forward(rows, s, out_weight, m.out_bias, y);
+    for (std::size_t i = 0; i < y.size(); ++i) { y[i] += x[i]; }
+    head.forward(rows, y, table, {}, logits);
+    entropy.forward(logits, p.targets, loss, z);
+    double total = 0;
+    double valid = 0;
+    for (std::size_t i = 0; i < rows; ++i) {
+        total += loss[i];
+        valid += p.targets[i] >= 0 ? 1 : 0;
+    }
+    expect(std::fabs(total / valid - p.loss) <= bar * p.loss, "loss {} is not {}", total / valid, p.loss);
+
+    numbers d_table(table.size()), d_gain(h), d_in_weight(in_weight.size()), d_in_bias(in_bias.size()),
+        d_out_weight(out_weight.size()), d_out_bias(h);
+    numbers dy(outer * h), ds(a.size()), du(outer * h);
+    entropy.backward(logits, p.targets, z, 1 / valid, logits);
+    head.backward(rows, y, table, logits, dy, d_table, {});
+    down.backward(rows, s, out_weight, dy, ds, d_out_weight, d_out_bias);
+    for (std::size_t i = 0; i < ds.size(); ++i) { ds[i] *= 1 - s[i] * s[i]; }
+    up.backward(rows, u, in_weight, ds, du, d_in_weight, d_in_bias);
+    for (std::size_t i = 0; i < du.size(); ++i) {
+        d_gain[i % h] += du[i] * x[i];
+        dy[i] += du[i] * m.gain[i % h];
+    }
+    group.add_up_replicated(view<double>(d_gain));
+    embedding.backward(p.in, dy, d_table);
+
+    const model& g = p.gradient;
+    expect_close(d_table, rows_of(g.table, h, {share.first, share.count}, 0), g.table, "table");
+    expect_close(d_gain, g.gain, g.gain, "gain");
+    expect_close(d_in_weight, rows_of(g.in_weight, h, own, 0), g.in_weight, "in_weight");
+    expect_close(d_in_bias, rows_of(g.in_bias, 1, own, 0), g.in_bias, "in_bias");
+    expect_close(d_out_weight, columns_of(g.out_weight, m.inner, own), g.out_weight, "out_weight");
+    expect_close(d_out_bias, g.out_bias, g.out_bias, "out_bias");
+    // What every rank has is the same on all, to the bit.
+    for (const numbers* all : {&d_gain, &d_out_bias, &loss}) {
+        group.communicator().agree(hash_bytes(as_bytes(view<const double>(*all))), "replicated");
+    }
+}
+
+}  // namespace
+
+TEST_CASE("loss and every gradient as on one rank, sequence-parallel or not, overlapped or not") {
+    // 101 words: prime, so that every table is padded; 29 rows do not divide either; a rank may have none.
+    const std::vector<problem> problems{{model(101, 24, 48), 29}, {model(13, 5, 120), 5}};
+    for (const problem& p : problems) {
+        for (const int t : {1, 2, 3, 4, 8}) {
+            for (const bool sequence : {false, true}) {
+                for (const bool overlap : {false, true}) {
+                    comm::threads::launch(t, [&](comm::threads& c) {
+                        tensor_options o;
+                        o.sequence_parallel = sequence;
+                        o.overlap = overlap;
+                        expect_solved(p, counted(std::move(c)), o);
+                    });
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("what is sent: one sum each way a pair of layers, three numbers a row for the loss") {
+    constexpr int t = 4;
+    constexpr std::size_t rows = 16;
+    constexpr std::size_t h = 8;
+    constexpr std::size_t inner = 12;
+    constexpr std::uint64_t row_bytes = rows * h * 8;
+    for (const bool sequence : {false, true}) {
+        comm::threads::launch(t, [&](comm::threads& c) {
+            counted own(std::move(c));
+            const auto ledger = own.traffic_ledger();
+            tensor_options o;
+            o.sequence_parallel = sequence;
+            tensor_group<counted> group(std::move(own), o);
+            column_linear<counted, double> up(group, h, inner);
+            row_linear<counted, double> down(group, inner, h);
+            const std::size_t outer = group.outer_rows(rows);
+            const numbers x(outer * h, 1), w1(up.weights(), 1), w2(down.weights(), 1), a(rows * up.outputs(), 1);
+            numbers y(outer * h), out(a.size()), dx(outer * h), dw1(w1.size()), dw2(w2.size()), da(a.size());
+            using comm::collective;
+            const auto sent = [&](auto work) {
+                const auto before = ledger->snapshot();
+                work();
+                return ledger->snapshot() - before;
+            };
+            // Ring bytes: 2(t-1)/t for a sum, (t-1)/t for a gather or a sum to rows.
+            const auto is = [&](const comm::traffic_snapshot& s, std::uint64_t sums, std::uint64_t gathers,
+                                std::uint64_t scatters, std::string_view what) {
+                constexpr std::uint64_t part_of = row_bytes * (t - 1) / t;
+                comm::traffic_snapshot reference;
+                reference[collective::all_reduce] = {sums, sums * 2 * part_of};
+                reference[collective::all_gather_v] = {gathers, gathers * part_of};
+                reference[collective::reduce_scatter_v] = {scatters, scatters * part_of};
+                expect(s == reference, "{}: {} calls, {} bytes", what, s.total().calls, s.total().bytes);
+            };
+            const std::uint64_t plain = sequence ? 0 : 1;
+            const std::uint64_t cut = sequence ? 1 : 0;
+            is(sent([&] { up.forward(rows, x, w1, {}, out); }), 0, cut, 0, "up forward");
+            is(sent([&] { down.forward(rows, a, w2, {}, y); }), plain, 0, cut, "down forward");
+            is(sent([&] { down.backward(rows, a, w2, x, da, dw2, {}); }), 0, cut, 0, "down backward");
+            is(sent([&] { up.backward(rows, x, w1, a, dx, dw1, {}); }), plain, cut, cut, "up backward");
+            const vocabulary_share share(group, 101);
+            vocabulary_cross_entropy<counted, double> entropy(group, share);
+            const numbers logits(rows * share.count);
+            const words targets(rows, 7);
+            numbers loss(rows), z(rows);
+            const auto s = sent([&] { entropy.forward(logits, targets, loss, z); });
+            comm::traffic_snapshot reference;
+            reference[collective::all_reduce] = {2, 2 * 3 * rows * 8 * (t - 1) / t};
+            expect(s == reference, "entropy: {} calls, {} bytes", s.total().calls, s.total().bytes);
+            expect(std::fabs(loss[3] - std::log(101.0)) <= bar * 5, "{} is not log 101", loss[3]);
+        });
+    }
+}
+
+TEST_CASE("logits of any size: no overflow, no row without a largest") {
+    comm::threads::launch(3, [](comm::threads& c) {
+        tensor_group<counted> group{counted(std::move(c))};
+        const vocabulary_share share(group, 7);  // 3 a rank: the last one has a word and two that are padding
+        expect(share.padded == 9 && share.real == (group.rank() == 2 ? 1u : 3u), "{} words", share.real);
+        vocabulary_cross_entropy<counted, double> entropy(group, share);
+        numbers logits(2 * share.count);
+        for (std::size_t j = 0; j < share.count; ++j) {
+            logits[j] = share.first + j == 2 ? 5000 : -5000;
+            logits[share.count + j] = -1e4 + static_cast<double>(share.first + j);
+        }
+        const words targets{2, 6};
+        numbers loss(2), z(2);
+        entropy.forward(logits, targets, loss, z);
+        expect(loss[0] == 0, "a certain word costs {}", loss[0]);
+        double total = 0;
+        for (int j = 0; j < 7; ++j) { total += std::exp(j - 6.0); }
+        expect(std::fabs(loss[1] - std::log(total)) <= 1e-11, "{} is not {}", loss[1], std::log(total));
+    });
+}
+
+TEST_CASE("tied weights: the ranks that hold them, and the sum of their gradients") {
+    constexpr int p = 4;
+    comm::threads::launch(p, [](comm::threads& c) {
+        const int rank = c.rank();
+        const auto sum_on = [&](const pipeline_schedule& s, const std::vector<int>& stages) {
+            tied_weights<comm::threads> tied(c, s, stages);
+            numbers g{1.0 + rank, 10.0 * rank};
+            if (!tied.held()) { return 0.0; }
+            tied.add_up(view<double>(g));
+            const double same = 3;
+            tied.expect_same(view<const double>(&same, 1));
+            return g[0] + g[1];
+        };
+        const auto ends = sum_on(one_forward_one_backward(p, 4), {0, p - 1});
+        expect(ends == (rank == 0 || rank == 3 ? 5.0 + 30.0 : 0), "ends of 1F1B: {}", ends);
+        const auto same_rank = sum_on(zero_bubble_v(p, 4), {0, 2 * p - 1});
+        expect(same_rank == (rank == 0 ? 1.0 : 0), "ends of ZB-V: {}", same_rank);
+        const auto copies = sum_on(dual_pipe(p, 8), {1});
+        expect(copies == (rank == 1 || rank == 2 ? 5.0 + 30.0 : 0), "copies of DualPipe: {}", copies);
+        const auto three = sum_on(interleaved(p, 4, 2), {0, 5, 7});
+        expect(three == (rank != 2 ? 7.0 + 40.0 : 0), "three stages: {}", three);
+    });
+    const auto differ = [](comm::threads& c) {
+        tied_weights<comm::threads> tied(c, one_forward_one_backward(2, 2), {0, 1});
+        const double mine = c.rank();
+        tied.expect_same(view<const double>(&mine, 1));
+    };
+    CHECK_THROWS_AS(comm::threads::launch(2, differ), mismatch_error);
+    const auto not_held = [](comm::threads& c) {
+        tied_weights<comm::threads> tied(c, one_forward_one_backward(2, 2), {0});
+        double x = 1;
+        tied.add_up(view<double>(&x, 1));
+    };
+    CHECK_THROWS_WITH_AS(comm::threads::launch(2, not_held),
+                         "tied_weights: add_up on a rank that holds none of the stages", usage_error);
+    const auto no_stage = [](comm::threads& c) { tied_weights<comm::threads>(c, one_forward_one_backward(2, 2), {2}); };
+    CHECK_THROWS_WITH_AS(comm::threads::launch(2, no_stage), "tied_weights: stage 2 of 2", usage_error);
+}
+
+TEST_CASE("what does not fit is refused with the numbers, before anything moved") {
+    const auto on_two = [](auto work) {
+        comm::threads::launch(2, [&](comm::threads& c) {
+            tensor_group<counted> group{counted(std::move(c))};
+            work(group);
+        });
+    };
+    using group_type = tensor_group<counted>;
+    CHECK_THROWS_WITH_AS(on_two([](group_type& g) { column_linear<counted, double>(g, 4, 5); }),
+                         "tensor: 5 outputs do not divide over 2 ranks", usage_error);
+    CHECK_THROWS_WITH_AS(on_two([](group_type& g) { row_linear<counted, double>(g, 7, 4); }),
+                         "tensor: 7 inputs do not divide over 2 ranks", usage_error);
+    CHECK_THROWS_WITH_AS(on_two([](group_type& g) { vocabulary_share(g, 0); }), "vocabulary: 0 words in multiples of 1",
+                         usage_error);
+    CHECK_THROWS_WITH_AS(on_two([](group_type& g) {
+                             numbers x(8), w(8), y(5);
+                             column_linear<counted, double>(g, 4, 4).forward(2, x, w, {}, y);
+                         }),
+                         "column_linear: y of 5 elements, not 2 x 2", usage_error);
+    CHECK_THROWS_WITH_AS(on_two([](group_type& g) {
+                             numbers x(4), w(8), y(8), bias(2);
+                             row_linear<counted, double>(g, 4, 4).forward(2, x, w, bias, y);
+                         }),
+                         "row_linear: bias of 2 elements, not 1 x 4", usage_error);
+    const auto embed = [](std::int32_t word) {
+        return [word](group_type& g) {
+            const vocabulary_share share(g, 5);
+            vocabulary_embedding<counted, double> e(g, share, 2);
+            numbers w(e.weights()), y(2);
+            e.forward(words{word}, w, y);
+        };
+    };
+    CHECK_THROWS_WITH_AS(on_two(embed(5)), "vocabulary: word 5 of 5", usage_error);  // padding is no word
+    CHECK_THROWS_WITH_AS(on_two(embed(-1)), "vocabulary: word -1 of 5", usage_error);
+    CHECK_THROWS_WITH_AS(on_two([](group_type& g) {
+                             const vocabulary_share share(g, 5);
+                             vocabulary_cross_entropy<counted, double> e(g, share);
+                             numbers logits(share.count), loss(1), z(1);
+                             e.forward(logits, words{-2}, loss, z);
+                         }),
+                         "vocabulary: word -2 of 5", usage_error);
+}

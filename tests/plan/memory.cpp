@@ -1,0 +1,165 @@
+// Memory: parameters and states against a published log of 175 billion parameters on Frontier, activations against the
+// closed forms, and what does not fit.
+#include <doctest/doctest.h>  // checks
+
+#include <cmath>    // fabs
+#include <cstdint>  // counts
+
+#include <tutti/plan/machine.hpp>  // frontier
+#include <tutti/plan/memory.hpp>   // under test
+#include <tutti/plan/model.hpp>    // under test
+
+using namespace tutti;
+using namespace tutti::plan;
+
+namespace {
+
+constexpr double mib = 1 << 20;
+constexpr model_shape gpt_175b{96, 12288, 96, 50688, 2048};
+
+// The run of sajal-vt/Megatron-DeepSpeed-ORNL, logs/gpt175b_megatron_16N_newcomm-405287.o: gradients are sharded too.
+constexpr job logged{.tensor = 4,
+                     .pipeline = 16,
+                     .data = 2,
+                     .zero_stage = 2,
+                     .recompute = recomputation::full,
+                     .micro_batch = 1,
+                     .micro_batches = 160};
+
+}  // namespace
+
+TEST_CASE("parameters by rank, to the last one") {
+    CHECK(rank_parameters(gpt_175b, logged, 0) == 2899359744);
+    for (int stage = 1; stage < 15; ++stage) { CHECK(rank_parameters(gpt_175b, logged, stage) == 2718480384); }
+    CHECK(rank_parameters(gpt_175b, logged, 15) == 2899384320);
+    std::int64_t total = 0;
+    for (int stage = 0; stage < 16; ++stage) { total += 4 * rank_parameters(gpt_175b, logged, stage); }
+    CHECK(total == 175429877760);
+    const job alone{};
+    CHECK(rank_parameters(gpt_175b, alone, 0) == gpt_175b.parameters());
+    const model_shape small{12, 768, 12, 50257, 1024};
+    CHECK(small.parameters() == 124439808);
+}
+
+TEST_CASE("states by ZeRO stage: 16, 4 + 12/N, 2 + 14/N, 16/N bytes a parameter") {
+    for (const int n : {1, 2, 4, 8}) {
+        constexpr std::int64_t p = 8000;
+        CHECK(state_bytes(p, 0, n) == 16 * p);
+        CHECK(state_bytes(p, 1, n) == 4 * p + 12 * p / n);
+        CHECK(state_bytes(p, 2, n) == 2 * p + 14 * p / n);
+        CHECK(state_bytes(p, 3, n) == 16 * p / n);
+        CHECK(state_bytes(p, 1, n, {2, 4, 12}) == 6 * p + 12 * p / n);
+    }
+    CHECK(state_bytes(10, 3, 4) == 16 * 3);
+    CHECK(state_bytes(7500000000, 1, 64) / 1e9 == doctest::Approx(31.4).epsilon(0.01));
+    CHECK(state_bytes(7500000000, 2, 64) / 1e9 == doctest::Approx(16.6).epsilon(0.01));
+    CHECK(state_bytes(7500000000, 3, 64) / 1e9 == doctest::Approx(1.9).epsilon(0.02));
+}
+
+TEST_CASE("what that run held between steps, within 2.5 %") {
+    const auto error = [](int stage, double measured) {
+        return std::fabs(memory_of_rank(gpt_175b, logged, stage).states / mib / measured - 1);
+    };
+    CHECK(error(0, 25142.4) <= 0.025);
+    CHECK(error(7, 23360.9) <= 0.0015);
+    CHECK(error(15, 25468.2) <= 0.025);
+}
+
+TEST_CASE("1F1B: each stage holds one micro-batch less than the one before, 300 MiB in that run") {
+    const auto held = [](int stage) {
+        const rank_memory m = memory_of_rank(gpt_175b, logged, stage);
+        return (m.activations + m.inputs) / mib;
+    };
+    // Its peaks of stages 1, 2, 3 and 14: 31,435.5, 31,135.5, 30,835.5 and 27,535.5 MiB.
+    for (int stage = 1; stage < 14; ++stage) { CHECK(held(stage) - held(stage + 1) == 300.0); }
+    CHECK(held(1) - held(14) == 31435.5 - 27535.5);
+}
+
+TEST_CASE("activations of a layer and micro-batches in flight") {
+    const model_shape m{8, 1024, 16, 1024, 2048};
+    const double sbh = 2048.0 * 3 * 1024;
+    const auto bytes = [&](int tensor, bool sequence, recomputation r) {
+        return layer_activation_bytes(
+            m, {.tensor = tensor, .sequence_parallel = sequence, .recompute = r, .micro_batch = 3});
+    };
+    const double scores = 5.0 * 16 * 2048 / 1024;
+    CHECK(bytes(1, false, recomputation::none) == sbh * (34 + scores));
+    CHECK(bytes(4, false, recomputation::none) == sbh * (10 + 24.0 / 4 + scores / 4));
+    CHECK(bytes(4, true, recomputation::none) == sbh / 4 * (34 + scores));
+    CHECK(bytes(4, true, recomputation::selective) == sbh / 4 * 34);
+    CHECK(bytes(4, true, recomputation::full) == 2 * sbh);
+    const auto flight = [](pipelining s, int p, int v, std::int64_t count, int stage) {
+        return in_flight({.pipeline = p, .chunks = v, .schedule = s, .micro_batches = count}, stage);
+    };
+    CHECK(flight(pipelining::gpipe, 4, 1, 9, 2) == 9);
+    CHECK(flight(pipelining::one_forward_one_backward, 4, 1, 9, 1) == 3);
+    CHECK(flight(pipelining::one_forward_one_backward, 4, 1, 2, 0) == 2);
+    CHECK(flight(pipelining::interleaved, 4, 2, 8, 0) == 11.0 / 2);
+    CHECK(flight(pipelining::interleaved, 8, 4, 16, 0) == 39.0 / 4);
+    CHECK(flight(pipelining::interleaved, 4, 2, 4, 0) == 4);
+    CHECK(flight(pipelining::zero_bubble, 4, 1, 9, 3) == 4);
+}
+
+TEST_CASE("activations as published, in GiB and in percent of keeping all") {
+    // Korthikanti et al. 2022, arXiv:2205.05198, figures 1 and 7.
+    struct row {
+        model_shape model;
+        int pipeline, chunks;
+        std::int64_t micro_batch, count;
+        double all, least;                             // GiB: nothing recomputed; sequence-parallel and selective
+        double sequence, selective, both, recomputed;  // percent
+    };
+    const row rows[] = {
+        {{48, 6144, 64, 51200, 2048}, 1, 1, 4, 1, 59.25, 9.5625, 66.84, 49.42, 16.18, 7.64},
+        {{96, 12288, 96, 51200, 2048}, 8, 3, 1, 64, 66.84375, 12.3515625, 62.04, 56.53, 18.49, 8.71},
+        {{105, 20480, 128, 51200, 2048}, 35, 3, 1, 280, 114.0234375, 23.076171875, 58.31, 62.04, 20.27, 9.42},
+        {{128, 25600, 160, 51200, 2048}, 64, 1, 1, 512, 131.25, 26.5625, 58.31, 62.04, 20.27, 9.42}};
+    for (const row& r : rows) {
+        const auto bytes = [&](bool sequence, recomputation how) {
+            job j{.tensor = 8, .pipeline = r.pipeline, .chunks = r.chunks, .sequence_parallel = sequence};
+            j.recompute = how;
+            j.micro_batch = r.micro_batch;
+            j.micro_batches = r.count;
+            j.schedule = r.chunks > 1 ? pipelining::interleaved : pipelining::one_forward_one_backward;
+            return memory_of_rank(r.model, j, 0).activations;
+        };
+        const double all = bytes(false, recomputation::none);
+        CHECK(all / (1024 * mib) == doctest::Approx(r.all).epsilon(0.001));
+        CHECK(bytes(true, recomputation::selective) / (1024 * mib) == doctest::Approx(r.least).epsilon(0.001));
+        CHECK(100 * bytes(true, recomputation::none) / all == doctest::Approx(r.sequence).epsilon(0.005));
+        CHECK(100 * bytes(false, recomputation::selective) / all == doctest::Approx(r.selective).epsilon(0.005));
+        CHECK(100 * bytes(true, recomputation::selective) / all == doctest::Approx(r.both).epsilon(0.005));
+        // Not cut by tensor ranks.
+        CHECK(100 * bytes(false, recomputation::full) / all == doctest::Approx(r.recomputed).epsilon(0.02));
+    }
+}
+
+TEST_CASE("what fits a machine and what does not") {
+    const model_shape gpt_22b{48, 6144, 48, 50688, 2048};
+    job j{
+        .tensor = 1, .pipeline = 8, .data = 2, .zero_stage = 1, .recompute = recomputation::full, .micro_batches = 320};
+    CHECK(fits(gpt_22b, j, frontier));
+    j.pipeline = 2;
+    CHECK_FALSE(fits(gpt_22b, j, frontier));
+    j.pipeline = 8;
+    j.recompute = recomputation::none;
+    CHECK_FALSE(fits(gpt_22b, j, frontier));
+    j.recompute = recomputation::full;
+    j.schedule = pipelining::gpipe;
+    CHECK_FALSE(fits(gpt_22b, j, frontier));
+    CHECK_FALSE(fits(gpt_175b, {.pipeline = 16, .recompute = recomputation::full}, frontier));
+}
+
+TEST_CASE("what does not fit together is refused with the numbers") {
+    const model_shape m{12, 768, 12, 50257, 1024};
+    const auto of = [&](const job& j) { static_cast<void>(rank_parameters(m, j, 0)); };
+    CHECK_THROWS_WITH_AS(of({.tensor = 2}), "plan: 50257 words do not divide over 2 ranks", usage_error);
+    CHECK_THROWS_WITH_AS(of({.tensor = 5}), "plan: 12 heads do not divide over 5 ranks", usage_error);
+    CHECK_THROWS_WITH_AS(of({.pipeline = 5}), "plan: 12 layers do not divide over 5 stages of 1 chunks", usage_error);
+    CHECK_THROWS_WITH_AS(of({.chunks = 2}), "plan: 2 chunks a rank under this schedule", usage_error);
+    CHECK_THROWS_WITH_AS(of({.zero_stage = 4}), "plan: ZeRO stage 4 of 0 to 3", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 0}), "plan: every size of a job is positive", usage_error);
+    CHECK_THROWS_WITH_AS(of({.pipeline = 2, .chunks = 2, .schedule = pipelining::interleaved, .micro_batches = 3}),
+                         "plan: 3 micro-batches are not a multiple of 2 ranks", usage_error);
+    CHECK_THROWS_WITH_AS(static_cast<void>(rank_parameters(m, {}, 1)), "plan: stage 1 of 1", usage_error);
+}
