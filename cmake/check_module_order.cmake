@@ -21,7 +21,7 @@ set(may_include_sequence schedule ${may_include_schedule})
 set(may_include_checkpoint schedule ${may_include_schedule})
 set(may_include_plan core comm/cost)
 set(may_include_simulate plan schedule ${may_include_schedule} comm/cost)
-set(own_umbrella compress checkpoint sequence)
+set(own_umbrella compress checkpoint sequence zeroth)
 
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 set(offenses "")
