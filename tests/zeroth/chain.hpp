@@ -130,9 +130,9 @@ template <class T> class chain_reference {
     std::size_t blocks_;
     std::vector<tensor> tensors_;
 
-    [[nodiscard]] const tensor& of(std::uint32_t number) const {
-        for (const tensor& t : tensors_) {
-            if (t.shape.tensor == number) { return t; }
+    [[nodiscard]] std::size_t place_of(std::uint32_t number) const {
+        for (std::size_t k = 0; k < tensors_.size(); ++k) {
+            if (tensors_[k].shape.tensor == number) { return k; }
         }
         throw usage_error("chain_reference: no such tensor");
     }
@@ -155,28 +155,27 @@ public:
             if (t.tensor != 1) { add(t); }
         }
     }
-    [[nodiscard]] const std::vector<T>& values(std::uint32_t number) const { return of(number).values; }
+    [[nodiscard]] const std::vector<T>& values(std::uint32_t number) const { return tensors_[place_of(number)].values; }
 
-    [[nodiscard]] double loss(const zeroth::probe& p, std::size_t micro_batch) const {
-        using M = host_memory;
-        std::vector<tensor> moved = tensors_;
-        for (tensor& t : moved) {
-            if (t.shape.frozen || p.scale == 0) { continue; }
-            for (std::size_t i = 0; i < t.values.size(); ++i) {
-                t.values[i] = static_cast<T>(std::fma(static_cast<float>(p.scale), element_of(p.z, t.shape.tensor, i),
-                                                      static_cast<float>(t.values[i])));
+    // Weights and copies are the host's; the model runs on `q`.
+    template <queue Q> [[nodiscard]] double loss(Q q, const zeroth::probe& p, std::size_t micro_batch) const {
+        using M = typename Q::memory_type;
+        std::vector<buffer<T, Q>> there;
+        for (const tensor& t : tensors_) {
+            std::vector<T> moved = t.values;
+            for (std::size_t i = 0; i < moved.size() && !t.shape.frozen && p.scale != 0; ++i) {
+                moved[i] = static_cast<T>(std::fma(static_cast<float>(p.scale), element_of(p.z, t.shape.tensor, i),
+                                                   static_cast<float>(moved[i])));
             }
+            there.emplace_back(q, moved.size());
+            zeroth::detail::bring(q, as_bytes(view<const T>(moved)), as_bytes(there.back().view()));
+            q.record().wait_host(after(default_timeout()));
         }
-        std::vector<float> x(chain_width);
-        std::vector<double> cells(2);
-        const auto at = [&](std::uint32_t number) {
-            for (const tensor& t : moved) {
-                if (t.shape.tensor == number) { return view<const T, M>(t.values); }
-            }
-            throw usage_error("chain_reference: no such tensor");
-        };
-        const auto step = [&](chain_part what, view<const T> a, view<const T> b, view<const T> c) {
-            chain_operation<T, M>{what, micro_batch % chain_words, a, b, c, x, view<double>(cells)}();
+        const buffer<float, Q> x(q, chain_width);
+        const buffer<double, Q> cells(q, 2);
+        const auto at = [&](std::uint32_t number) { return view<const T, M>(there[place_of(number)].view()); };
+        const auto step = [&](chain_part what, view<const T, M> a, view<const T, M> b, view<const T, M> c) {
+            run(q, chain_operation<T, M>{what, micro_batch % chain_words, a, b, c, x.view(), cells.view()});
         };
         step(chain_part::head, at(1), at(2), {});
         for (std::size_t i = 0; i < blocks_; ++i) {
@@ -184,7 +183,7 @@ public:
             step(chain_part::block, at(first), at(first + 1), at(first + 2));
         }
         step(chain_part::tail, at(3), at(1), at(4));
-        return cells[0];
+        return fetch(q, cells.view(), 0.0);
     }
 
     // The updates of one step: neighbors of one step are one.

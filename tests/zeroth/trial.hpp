@@ -58,12 +58,13 @@ template <class T> struct trace_of {
 };
 
 // `between(step, weights)` sees the weights after each step.
-template <class T, class Between> trace_of<T> by_reference(const trial& t, Between between) {
+template <class T, class Between, queue Q = host_queue>
+trace_of<T> by_reference(const trial& t, Between between, Q q = {}) {
     trace_of<T> r{{}, chain_reference<T>({t.blocks})};
     for (std::size_t step = 0; step < t.steps; ++step) {
         std::vector<zeroth::loss_value> losses;
         for (const zeroth::probe& p : t.probes(step)) {
-            losses.push_back({r.weights.loss(p, step), 1});
+            losses.push_back({r.weights.loss(q, p, step), 1});
             r.losses.push_back(losses.back().mean);
         }
         r.weights.update(t.updates(step, losses));

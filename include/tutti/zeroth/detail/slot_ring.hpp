@@ -179,7 +179,8 @@ public:
         const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
         const view<T, M> mine = to.sub(own.first, own.count);
         store_.fetch(m, slots_, updates, loaded_);
-        loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine), none_, none_);
+        static_cast<void>(loaded_ = submit_upload("load", m, slots_,
+                                                  store_.encoded() ? encoded.view() : as_bytes(mine), none_, none_));
         loaded_.wait(q_);
         if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
         if constexpr (Exchange::gathers) {
@@ -243,7 +244,7 @@ private:
         const std::size_t m = order_[uploading_ % order_.size()];
         const view<std::byte, M> into = store_.encoded() ? wire(m, s) : as_bytes(own_of(m, s));
         ticket& slot_free = user_[s] == nobody ? none_ : offloaded_[user_[s]];
-        uploaded_[s] = submit_upload("upload", m, s, into, slot_free, offloaded_[m]);
+        static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free, offloaded_[m]));
         user_[s] = m;
         ++uploading_;
     }
@@ -268,16 +269,16 @@ private:
                 store_.updates() ? std::span<const pending_update>() : log_.pending(m);
             const view<const std::byte, M> encoded = store_.encoded() ? wire(m, s) : view<std::byte, M>();
             const store_type* const decoder = store_.encoded() ? &store_ : nullptr;
-            updated_[s] = exchange_.lane().submit(
+            static_cast<void>(updated_[s] = exchange_.lane().submit(
                 "update",
                 [mine, slices, updates, encoded, decoder, m](auto& c) {
                     if (decoder != nullptr) { decoder->decode(c.queue(), m, encoded, mine); }
                     if (!updates.empty()) { apply_updates(c.queue(), mine, slices, updates); }
                 },
-                uploaded_[s]);
+                uploaded_[s]));
             if (due(m)) { write_back(m, s, updated_[s]); }
-            gathered_[s] = exchange_.lane().submit(
-                "gather", [all, own](auto& c) { Exchange::gather(c, all, own); });
+            static_cast<void>(gathered_[s] = exchange_.lane().submit(
+                                  "gather", [all, own](auto& c) { Exchange::gather(c, all, own); }));
             counters_.gathered_bytes += (all.size() - own.count) * sizeof(T);
             ++exchanging_;
         }
@@ -290,8 +291,9 @@ private:
     void submit_offload(std::string_view name, std::size_t m, std::size_t s, view<const T, M> weights, After& behind) {
         const view<const std::byte, M> from = as_bytes(weights);
         const view<std::byte, host> to = store_.sink(m, s);
-        offloaded_[m] = off_.submit(
-            name, [from, to](comm::self<Q>& c) { take(c.queue(), from, to); }, behind, store_.emptied(s));
+        static_cast<void>(offloaded_[m] = off_.submit(
+                              name, [from, to](comm::self<Q>& c) { take(c.queue(), from, to); }, behind,
+                              store_.emptied(s)));
         counters_.offloads += 1;
         counters_.offload_bytes += to.size();
         store_.stored(m, s, offloaded_[m]);
