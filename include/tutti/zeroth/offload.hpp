@@ -9,6 +9,7 @@
 #include <cstddef>    // size_t
 #include <cstdint>    // hashes
 #include <exception>  // uncaught_exceptions
+#include <limits>     // normalizers
 #include <span>       // probes, weights
 #include <utility>    // move
 #include <vector>     // weights
@@ -139,7 +140,7 @@ public:
             for (std::size_t b = 0; b < probes.size(); ++b) {
                 const view<double, M> cells = losses_.view().sub(2 * b, 2);
                 out[b].mean = fetch(q_, cells.sub(0, 1), 0.0);
-                out[b].normalizer = fetch(q_, cells.sub(1, 1), 1.0);
+                out[b].normalizer = counted(fetch(q_, cells.sub(1, 1), 1.0));
             }
         });
     }
@@ -224,6 +225,12 @@ private:
                                         store.rank(), store.layout().ranks(), e.rank(), e.ranks()));
         }
         return e;
+    }
+    [[nodiscard]] static std::uint32_t counted(double terms) {
+        if (!(terms >= 0 && terms <= std::numeric_limits<std::uint32_t>::max())) {
+            throw usage_error(formatted("evaluate: the model says that its loss is of {} terms", terms));
+        }
+        return static_cast<std::uint32_t>(terms);
     }
     void usable() const {
         if (failed_) { throw usage_error("offload: used after an error"); }
