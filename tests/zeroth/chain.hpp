@@ -123,6 +123,7 @@ struct no_pause {
 
 // Every tensor of the model by its number, in a vector of its own.
 template <class T> class chain_reference {
+    template <class> friend class chain_reference;
     struct tensor {
         zeroth::tensor_shape shape;
         std::vector<T> values;
@@ -154,6 +155,10 @@ public:
         for (const auto& t : m.tail) {
             if (t.tensor != 1) { add(t); }
         }
+    }
+    // The same model with every tensor as convert(values) has it.
+    template <class From, class Convert> chain_reference(const chain_reference<From>& from, Convert convert) : blocks_(from.blocks_) {
+        for (const auto& t : from.tensors_) { tensors_.push_back({t.shape, convert(t.values)}); }
     }
     [[nodiscard]] const std::vector<T>& values(std::uint32_t number) const { return tensors_[place_of(number)].values; }
 

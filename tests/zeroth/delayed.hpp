@@ -79,6 +79,7 @@ public:
     }
     void stored(std::size_t, std::size_t, upload_ticket&) override {}
     void settle() override {}
+    [[nodiscard]] std::uint64_t hash(std::size_t m, std::uint64_t seed) override { return inner_.hash(m, seed); }
 
 private:
     void put(std::size_t m, std::size_t first, view<const T> values) override {

@@ -4,6 +4,7 @@
 
 #include <algorithm>  // copy_n
 #include <cstddef>    // size_t, byte
+#include <cstdint>    // hashes
 #include <span>       // updates
 #include <utility>    // move
 #include <vector>     // images
@@ -11,6 +12,7 @@
 #include <tutti/core/buffer.hpp>      // buffer
 #include <tutti/core/error.hpp>       // usage_error
 #include <tutti/core/queue.hpp>       // staging_queue
+#include <tutti/core/state.hpp>       // hash_bytes
 #include <tutti/core/text.hpp>        // formatted
 #include <tutti/core/view.hpp>        // view
 #include <tutti/schedule/ticket.hpp>  // ticket
@@ -88,6 +90,8 @@ public:
     virtual void stored(std::size_t m, std::size_t slot, upload_ticket& offload) = 0;
     /// Returns when all that was stored is where it belongs.
     virtual void settle() = 0;
+    /// Of the rank's part of a module, as it is kept.
+    [[nodiscard]] virtual std::uint64_t hash(std::size_t m, std::uint64_t seed) = 0;
 
 protected:
     /// Elements from `first` on of the rank's part of a module.
@@ -153,6 +157,10 @@ public:
     [[nodiscard]] host_ticket& emptied(std::size_t) override { return none_; }
     void stored(std::size_t, std::size_t, upload_ticket&) override {}
     void settle() override {}
+    [[nodiscard]] std::uint64_t hash(std::size_t m, std::uint64_t seed) override {
+        const view<const T, host> all = image(m);
+        return hash_bytes(as_bytes(view<const T>(all.data(), all.size())), seed);
+    }
 
 private:
     void put(std::size_t m, std::size_t first, view<const T> values) override {

@@ -136,6 +136,14 @@ public:
         store_.open(slots_ + 1);  // one for modules that stay
     }
 
+    slot_ring(const slot_ring&) = delete;
+    slot_ring& operator=(const slot_ring&) = delete;
+    ~slot_ring() {
+        try {
+            store_.settle();  // its lanes may be reading the log
+        } catch (...) {}      // what went wrong there has been thrown, or nobody asked for it
+    }
+
     [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
     [[nodiscard]] std::span<const std::size_t> order() const noexcept { return order_; }
     [[nodiscard]] const transfer_counters& counters() const noexcept { return counters_; }
