@@ -42,12 +42,14 @@ public:
     }
 };
 
-// A pinned_store whose uploads wait for a lane that sleeps, and whose offloads do too.
+// A pinned_store whose uploads wait for a lane that sleeps, and whose offloads do too: that of the last block, `slow` more.
 template <floating_element T, queue Q> class late_store final : public zeroth::block_store<T, Q> {
     using base = zeroth::block_store<T, Q>;
     zeroth::pinned_store<T, Q> inner_;
     schedule::lane<comm::self<host_queue>> up_, down_;
     std::uint32_t seed_;
+    std::chrono::milliseconds slow_;
+    std::size_t leaving_ = 0;
     std::vector<typename base::host_ticket> fetched_, emptied_;
 
 public:
@@ -55,12 +57,13 @@ public:
     using typename base::host_ticket;
     using typename base::upload_ticket;
 
-    late_store(const zeroth::model_layout& l, std::uint32_t seed)
+    late_store(const zeroth::model_layout& l, std::uint32_t seed, std::chrono::milliseconds slow = {})
         : base(l, 0)
         , inner_(l)
         , up_(comm::self<host_queue>(host_queue(), {.name = "up"}))
         , down_(comm::self<host_queue>(host_queue(), {.name = "down"}))
-        , seed_(seed) {}
+        , seed_(seed)
+        , slow_(slow) {}
     void open(std::size_t slots) override {
         fetched_.resize(slots);
         emptied_.resize(slots);
@@ -72,9 +75,16 @@ public:
         return inner_.source(m, slot);
     }
     [[nodiscard]] host_ticket& fetched(std::size_t slot) override { return fetched_[slot]; }
-    [[nodiscard]] view<std::byte, host> sink(std::size_t m, std::size_t slot) override { return inner_.sink(m, slot); }
+    [[nodiscard]] view<std::byte, host> sink(std::size_t m, std::size_t slot) override {
+        leaving_ = m;
+        return inner_.sink(m, slot);
+    }
     [[nodiscard]] host_ticket& emptied(std::size_t slot) override {
-        emptied_[slot] = down_.submit("late", [nap = nap(++seed_)](auto&) mutable { nap(); });
+        const auto more = leaving_ == this->layout().blocks() ? slow_ : std::chrono::milliseconds(0);
+        emptied_[slot] = down_.submit("late", [nap = nap(++seed_), more](auto&) mutable {
+            nap();
+            std::this_thread::sleep_for(more);
+        });
         return emptied_[slot];
     }
     void stored(std::size_t, std::size_t, upload_ticket&) override {}

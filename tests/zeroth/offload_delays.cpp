@@ -47,3 +47,13 @@ TEST_CASE("a hundred runs on streams that are ordered by events give the same bi
         }
     }
 }
+
+TEST_CASE("an offload that outlasts the next pass holds up its block") {
+    const trial t{.blocks = 5, .steps = 5};
+    const auto expected = by_reference<float>(t);
+    late_store<float, host_queue> store(zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float)), 1,
+                                        std::chrono::milliseconds(100));
+    fill(store, chain_reference<float>({t.blocks}));
+    CHECK(by_pipeline<float>(host_queue{}, t, store, {.slots = 2, .write_back_every = 2}, no_pause{}) == expected.losses);
+    CHECK(holds(store, expected.weights));
+}

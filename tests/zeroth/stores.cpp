@@ -53,7 +53,7 @@ zeroth::model_layout layout_of(std::size_t blocks, std::size_t element) {
 struct float8_wire {
     static constexpr bool plain = false;
     compress::float8<> coder{32};
-    static compress::segment whole(std::size_t count) { return {0, 1, count, 0, 8}; }
+    static compress::segment whole(std::size_t count) { return {.level = 8, .rows = count}; }
     [[nodiscard]] std::size_t bytes(std::size_t count) const { return coder.wire_bytes(whole(count)); }
     void encode(view<const float> master, view<std::byte> out) const {
         if (master.empty()) { return; }
@@ -244,7 +244,7 @@ TEST_CASE("what travels is near its master: 2^-11 in float16, 2^-8 in bfloat16, 
                 worst16 = std::max(worst16, std::fabs(static_cast<double>(static_cast<float>(static_cast<float16>(w[k]))) - x) / size);
             }
             worst = std::max(worst, std::fabs(static_cast<double>(static_cast<float>(static_cast<bfloat16>(w[k]))) - x) / size);
-            worst8 = std::max(worst8, std::fabs(static_cast<double>(eight[k]) - x) / std::max(size, largest * 0x1p-14));
+            worst8 = std::max(worst8, std::fabs(static_cast<double>(eight[k]) - x) / std::max(size, largest * 0x1p-13));
         }
     }
     CHECK(worst16 <= 0x1p-11);
