@@ -1,5 +1,5 @@
-// Zeroth-order steps of models of OPT's shapes in float16 whose blocks stream through one GPU, against what the link and
-// the matrix products take alone, measured in the same run: step time, tokens a second, memory.
+// Zeroth-order steps of models of OPT's shapes in float16 whose blocks stream through one GPU, against what the link
+// and the matrix products take alone, measured in the same run: step time, tokens a second, memory.
 #include <algorithm>  // max, min
 #include <chrono>     // host times
 #include <cmath>      // sqrt
@@ -16,7 +16,6 @@
 #include <vector>     // times
 
 #include <cublasLt.h>
-#include <cuda_fp16.h>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -34,14 +33,15 @@
 #if TUTTI_BENCH_CUDNN
 namespace tutti::bench_cudnn {
 std::unique_ptr<sequence::fused_attention> kernels();
-}
+}  // namespace tutti::bench_cudnn
 #endif
 
-namespace {
+// Not an anonymous one: nvcc takes members that a concept asks for, there, for functions that nobody uses.
+namespace zeroth_bench {
 
 using namespace tutti;
 using D = device_memory;
-using half = float16;
+using number = float16;
 template <class T> using array = buffer<T, cuda_queue>;
 
 struct shape {
@@ -83,15 +83,15 @@ __device__ float sum_of_block(float v) {
     for (int o = 16; o > 0; o /= 2) { v += __shfl_xor_sync(0xffffffffu, v, o); }
     return v;
 }
-__global__ void embed(const half* table, const half* place, const int* tokens, half* x, std::size_t d) {
+__global__ void embed(const number* table, const number* place, const int* tokens, number* x, std::size_t d) {
     const std::size_t t = blockIdx.x;
     for (std::size_t k = threadIdx.x; k < d; k += blockDim.x) {
-        x[t * d + k] = half(static_cast<float>(table[static_cast<std::size_t>(tokens[t]) * d + k]) +
-                            static_cast<float>(place[(t + 2) * d + k]));
+        x[t * d + k] = number(static_cast<float>(table[static_cast<std::size_t>(tokens[t]) * d + k]) +
+                              static_cast<float>(place[(t + 2) * d + k]));
     }
 }
-__global__ void normalize(const half* x, const half* gain, const half* bias, half* y, std::size_t d) {
-    const half* const row = x + blockIdx.x * d;
+__global__ void normalize(const number* x, const number* gain, const number* bias, number* y, std::size_t d) {
+    const number* const row = x + blockIdx.x * d;
     float sum = 0, squares = 0;
     for (std::size_t k = threadIdx.x; k < d; k += blockDim.x) { sum += static_cast<float>(row[k]); }
     const float mean = sum_of_block(sum) / static_cast<float>(d);
@@ -102,13 +102,13 @@ __global__ void normalize(const half* x, const half* gain, const half* bias, hal
     const float scale = rsqrtf(sum_of_block(squares) / static_cast<float>(d) + 1e-5f);
     for (std::size_t k = threadIdx.x; k < d; k += blockDim.x) {
         const float c = (static_cast<float>(row[k]) - mean) * scale;
-        y[blockIdx.x * d + k] = half(c * (1 + static_cast<float>(gain[k])) + static_cast<float>(bias[k]));
+        y[blockIdx.x * d + k] = number(c * (1 + static_cast<float>(gain[k])) + static_cast<float>(bias[k]));
     }
 }
 // The loss of each token, then of all, in a fixed order.
-__global__ void cross_entropy(const half* logits, const int* tokens, float* losses) {
+__global__ void cross_entropy(const number* logits, const int* tokens, float* losses) {
     const std::size_t t = blockIdx.x;
-    const half* const row = logits + t * words;
+    const number* const row = logits + t * words;
     float sum = 0;
     for (std::size_t k = threadIdx.x; k < words; k += blockDim.x) { sum += expf(static_cast<float>(row[k])); }
     sum = sum_of_block(sum);
@@ -153,8 +153,8 @@ class products {
                      "cublasLtMatmulPreferenceSetAttribute");
         cublasLtMatmulHeuristicResult_t found{};
         int count = 0;
-        check_cublas(cublasLtMatmulAlgoGetHeuristic(blas_.handle(), p.product, p.w, p.x, p.y, p.y, preference, 1, &found,
-                                                    &count),
+        check_cublas(cublasLtMatmulAlgoGetHeuristic(blas_.handle(), p.product, p.w, p.x, p.y, p.y, preference, 1,
+                                                    &found, &count),
                      "cublasLtMatmulAlgoGetHeuristic");
         cublasLtMatmulPreferenceDestroy(preference);
         if (count == 0) { throw usage_error("no algorithm for a product"); }
@@ -172,19 +172,21 @@ public:
             for (const auto layout : {p.w, p.x, p.y}) { cublasLtMatrixLayoutDestroy(layout); }
         }
     }
-    void multiply(const half* x, const half* w, const half* bias, half* y, std::size_t n, std::size_t in,
+    void multiply(const number* x, const number* w, const number* bias, number* y, std::size_t n, std::size_t in,
                   std::size_t out, bool relu, bool adds) {
         const cublasLtEpilogue_t epilogue = bias == nullptr ? CUBLASLT_EPILOGUE_DEFAULT
                                             : relu          ? CUBLASLT_EPILOGUE_RELU_BIAS
                                                             : CUBLASLT_EPILOGUE_BIAS;
         plan& p = plan_of(n, in, out, epilogue, adds);
         if (bias != nullptr) {
-            check_cublas(cublasLtMatmulDescSetAttribute(p.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias),
-                         "cublasLtMatmulDescSetAttribute");
+            check_cublas(
+                cublasLtMatmulDescSetAttribute(p.product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias),
+                "cublasLtMatmulDescSetAttribute");
         }
         const float one = 1, keep = adds ? 1 : 0;
-        check_cublas(cublasLtMatmul(blas_.handle(), p.product, &one, w, p.w, x, p.x, &keep, y, p.y, y, p.y, &p.algorithm,
-                                    blas_.workspace().data(), blas_.workspace().size(), blas_.queue().stream()),
+        check_cublas(cublasLtMatmul(blas_.handle(), p.product, &one, w, p.w, x, p.x, &keep, y, p.y, y, p.y,
+                                    &p.algorithm, blas_.workspace().data(), blas_.workspace().size(),
+                                    blas_.queue().stream()),
                      "cublasLtMatmul");
     }
 };
@@ -193,9 +195,9 @@ class opt_model {
     shape s_;
     std::size_t n_;
     products products_;
-    sequence::cuda_attention<half> attention_;
-    std::vector<array<half>> x_;
-    array<half> h_, qkv_, wide_;
+    sequence::cuda_attention<number> attention_;
+    std::vector<array<number>> x_;
+    array<number> h_, qkv_, wide_;
     array<float> out_, sums_, losses_;
     array<int> tokens_;
     static constexpr unsigned threads = 256;
@@ -223,19 +225,19 @@ public:
     }
     template <class W> void head(const cuda_queue& q, const W& w, std::size_t branch, std::size_t) {
         embed<<<static_cast<unsigned>(n_), threads, 0, q.stream()>>>(w[0].data(), w[1].data(), tokens_.data(),
-                                                                   x_[branch].data(), s_.width);
+                                                                     x_[branch].data(), s_.width);
     }
     template <class W> void block(const cuda_queue& q, std::size_t, const W& w, std::size_t branch, std::size_t) {
         const std::size_t d = s_.width;
-        half* const x = x_[branch].data();
+        number* const x = x_[branch].data();
         normalize<<<static_cast<unsigned>(n_), threads, 0, q.stream()>>>(x, w[0].data(), w[1].data(), h_.data(), d);
         products_.multiply(h_.data(), w[2].data(), w[3].data(), qkv_.data(), n_, d, 3 * d, false, false);
         const std::size_t each = d / s_.heads;
         const auto part = [&](std::size_t k) {
-            return sequence::token_view<const half, D>(
-                view<const half, D>(qkv_.view().sub(k * d, qkv_.size() - k * d)), n_, s_.heads, each, 3 * d, each);
+            return sequence::token_view<const number, D>(
+                view<const number, D>(qkv_.view().sub(k * d, qkv_.size() - k * d)), n_, s_.heads, each, 3 * d, each);
         };
-        sequence::forward_block<half, D> call;
+        sequence::forward_block<number, D> call;
         call.query = part(0);
         call.key = part(1);
         call.value = part(2);
@@ -253,22 +255,22 @@ public:
     template <class W>
     void tail(const cuda_queue& q, const W& w, std::size_t branch, std::size_t, view<double, D> loss) {
         normalize<<<static_cast<unsigned>(n_), threads, 0, q.stream()>>>(x_[branch].data(), w[0].data(), w[1].data(),
-                                                                       h_.data(), s_.width);
+                                                                         h_.data(), s_.width);
         products_.multiply(h_.data(), w[2].data(), nullptr, wide_.data(), n_, s_.width, words, false, false);
         cross_entropy<<<static_cast<unsigned>(n_), threads, 0, q.stream()>>>(wide_.data(), tokens_.data(),
-                                                                           losses_.data());
+                                                                             losses_.data());
         mean_of<<<1, 1, 0, q.stream()>>>(losses_.data(), n_, loss.data());
         tutti::detail::check_cuda(cudaGetLastError(), "tail");
     }
     // The products of a block alone.
-    void multiply_block(const half* w) {
+    void multiply_block(const number* w) {
         const std::size_t d = s_.width;
         products_.multiply(h_.data(), w, nullptr, qkv_.data(), n_, d, 3 * d, false, false);
         products_.multiply(h_.data(), w, nullptr, x_[0].data(), n_, d, d, false, false);
         products_.multiply(h_.data(), w, nullptr, wide_.data(), n_, d, 4 * d, false, false);
         products_.multiply(wide_.data(), w, nullptr, x_[0].data(), n_, 4 * d, d, false, false);
     }
-    void multiply_tail(const half* w) {
+    void multiply_tail(const number* w) {
         products_.multiply(h_.data(), w, nullptr, wide_.data(), n_, s_.width, words, false, false);
     }
 };
@@ -291,24 +293,24 @@ struct alone {
 };
 
 template <class Store> void randomize(Store& store) {
-    std::vector<half> pattern(std::size_t{1} << 20);
+    std::vector<number> pattern(std::size_t{1} << 20);
     for (std::size_t i = 0; i < pattern.size(); ++i) {
-        pattern[i] = half(0.02f * random_stream{.seed = 1}.normal(i));
+        pattern[i] = number(0.02f * random_stream{.seed = 1}.normal(i));
     }
     for (std::size_t m = 0; m < store.layout().modules(); ++m) {
         const auto image = store.image(m);
         for (std::size_t at = 0; at < image.size(); at += pattern.size()) {
             std::memcpy(image.data() + at, pattern.data(),
-                        std::min(pattern.size(), image.size() - at) * sizeof(half));
+                        std::min(pattern.size(), image.size() - at) * sizeof(number));
         }
     }
 }
 
 alone measure_alone(const shape& s, std::size_t tokens, zeroth::distribution kind) {
     const cuda_queue q(0);
-    const zeroth::model_layout layout(model_of({s.name, 1, s.width, s.heads, 1}), sizeof(half));
+    const zeroth::model_layout layout(model_of({s.name, 1, s.width, s.heads, 1}), sizeof(number));
     const std::size_t n = layout.size(1);
-    const array<half> a(q, n), b(q, n), scratch(q, std::max(n, words * s.width));
+    const array<number> a(q, n), b(q, n), scratch(q, std::max(n, words * s.width));
     fill_normal(q, a.view(), random_stream{.seed = 2}, 0.02f);
     fill_normal(q, b.view(), random_stream{.seed = 3}, 0.02f);
     fill_normal(q, scratch.view(), random_stream{.seed = 4}, 0.02f);
@@ -316,11 +318,11 @@ alone measure_alone(const shape& s, std::size_t tokens, zeroth::distribution kin
     alone t{};
     {
         const pinned_queue memory;
-        const buffer<half, pinned_queue> from(memory, n), to(memory, n);
-        std::memset(from.data(), 0, from.size_bytes());
+        const buffer<number, pinned_queue> from(memory, n), to(memory, n);
+        std::fill_n(from.data(), n, number{});
         const cuda_queue other = q.sibling();
         settle(q);
-        const auto up = [&] { upload(q, view<const half, pinned_memory>(from.view()), a.view()); };
+        const auto up = [&] { upload(q, view<const number, pinned_memory>(from.view()), a.view()); };
         t.up = each_of(q, 8, up);
         t.duplex = each_of(q, 8, [&] {
             up();
@@ -331,7 +333,7 @@ alone measure_alone(const shape& s, std::size_t tokens, zeroth::distribution kin
     }
     t.products = 2 * each_of(q, 10, [&] { model.multiply_block(a.data()); });
     t.tail = 2 * each_of(q, 10, [&] { model.multiply_tail(scratch.data()); });
-    std::vector<view<const half, D>> weights;
+    std::vector<view<const number, D>> weights;
     for (const auto& p : layout.places(1)) { weights.push_back(scratch.view().sub(p.copied, p.at.count)); }
     const std::vector<zeroth::pending_update> updates{{{.seed = 1, .step = 1, .kind = kind}, 0.1, 1e-7, 0}};
     t.compute = each_of(q, 10, [&] {
@@ -344,18 +346,20 @@ alone measure_alone(const shape& s, std::size_t tokens, zeroth::distribution kin
     return t;
 }
 
-}  // namespace
+}  // namespace zeroth_bench
 
 int main(int argc, char** argv) try {
+    using namespace zeroth_bench;
     std::string json;
     std::vector<std::string> names{"opt-1.3b", "opt-6.7b", "opt-13b", "opt-175b"};
-    std::vector<std::size_t> slots{3}, every{1, 8};
+    std::vector<std::size_t> slot_count{3}, every{1, 8};
     std::vector<std::string> kinds{"normal", "rademacher"};
     std::size_t tokens = 2048;
     int steps = 6;
     CLI::App app("Zeroth-order steps with offloaded blocks against the link and the products alone, on one GPU");
-    app.add_option("-m,--models", names, "opt-1.3b opt-6.7b opt-13b opt-175b (8 of its 96 blocks)")->capture_default_str();
-    app.add_option("--slots", slots, "blocks on the device")->capture_default_str();
+    app.add_option("-m,--models", names, "opt-1.3b opt-6.7b opt-13b opt-175b (8 of its 96 blocks)")
+        ->capture_default_str();
+    app.add_option("--slots", slot_count, "blocks on the device")->capture_default_str();
     app.add_option("--write-back-every", every, "steps")->capture_default_str();
     app.add_option("--directions", kinds, "normal, rademacher")->check(CLI::IsMember({"normal", "rademacher"}));
     app.add_option("--tokens", tokens, "of the one sample")->check(CLI::Range(128, 2048))->capture_default_str();
@@ -364,21 +368,21 @@ int main(int argc, char** argv) try {
     CLI11_PARSE(app, argc, argv);
     const nlohmann::ordered_json environment = bench::card_environment();
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-    fmt::print("# {:<9} {:>6} {:>10} {:>5} {:>5} {:>9} {:>9} {:>7} {:>9} {:>8} {:>8}\n", "model", "blocks", "z", "slots",
-               "every", "step ms", "bound ms", "ratio", "tokens/s", "overlap", "GiB");
+    fmt::print("# {:<9} {:>6} {:>10} {:>5} {:>5} {:>9} {:>9} {:>7} {:>9} {:>8} {:>8}\n", "model", "blocks", "z",
+               "slots", "every", "step ms", "bound ms", "ratio", "tokens/s", "overlap", "GiB");
     for (const shape& s : shapes) {
         if (std::find(names.begin(), names.end(), s.name) == names.end()) { continue; }
-        zeroth::pinned_store<half, cuda_queue> store(zeroth::model_layout(model_of(s), sizeof(half)));
+        zeroth::pinned_store<number, cuda_queue> store(zeroth::model_layout(model_of(s), sizeof(number)));
         randomize(store);
         for (const std::string& kind_name : kinds) {
             const auto kind = kind_name == "normal" ? zeroth::distribution::normal : zeroth::distribution::rademacher;
             const alone t = measure_alone(s, tokens, kind);
-            for (const std::size_t k : slots) {
+            for (const std::size_t k : slot_count) {
                 for (const std::size_t p : every) {
                     const cuda_queue q(0);
                     opt_model model(q, s, tokens, 2);
-                    zeroth::offload<cuda_queue, half, opt_model> pipeline(q, model, store,
-                                                                          {.slots = k, .write_back_every = p});
+                    zeroth::offload<cuda_queue, number, opt_model> pipeline(q, model, store,
+                                                                            {.slot_count = k, .write_back_every = p});
                     std::vector<double> times;
                     std::vector<zeroth::loss_value> losses(2);
                     for (int step = 0; step < steps + 2; ++step) {
@@ -400,17 +404,29 @@ int main(int argc, char** argv) try {
                     const double busy = layers * std::max(down, t.compute);
                     const double rate = static_cast<double>(tokens) / mean;
                     const double gib = static_cast<double>(pipeline.peak_device_bytes()) / (1 << 30);
-                    fmt::print("{:<11} {:>6} {:>10} {:>5} {:>5} {:>9.2f} {:>9.2f} {:>7.3f} {:>9.0f} {:>8.3f} {:>8.2f}\n",
-                               s.name, s.blocks, kind_name, k, p, mean * 1e3, bound * 1e3, mean / bound, rate,
-                               busy / mean, gib);
+                    fmt::print(
+                        "{:<11} {:>6} {:>10} {:>5} {:>5} {:>9.2f} {:>9.2f} {:>7.3f} {:>9.0f} {:>8.3f} {:>8.2f}\n",
+                        s.name, s.blocks, kind_name, k, p, mean * 1e3, bound * 1e3, mean / bound, rate, busy / mean,
+                        gib);
                     std::fflush(stdout);
-                    rows.push_back({{"model", s.name}, {"blocks", s.blocks}, {"of_blocks", s.layers},
-                                    {"directions", kind_name}, {"slots", k}, {"write_back_every", p},
-                                    {"step_ms", mean * 1e3}, {"bound_ms", bound * 1e3}, {"ratio", mean / bound},
-                                    {"tokens_per_s", rate}, {"overlap_efficiency", busy / mean},
-                                    {"peak_device_gib", gib}, {"loss", losses[0].mean}, {"block_bytes", store.wire_bytes(1)},
-                                    {"block_upload_ms", t.up * 1e3}, {"block_duplex_ms", t.duplex * 1e3},
-                                    {"block_products_ms", t.products * 1e3}, {"block_compute_ms", t.compute * 1e3}});
+                    rows.push_back({{"model", s.name},
+                                    {"blocks", s.blocks},
+                                    {"of_blocks", s.layers},
+                                    {"directions", kind_name},
+                                    {"slots", k},
+                                    {"write_back_every", p},
+                                    {"step_ms", mean * 1e3},
+                                    {"bound_ms", bound * 1e3},
+                                    {"ratio", mean / bound},
+                                    {"tokens_per_s", rate},
+                                    {"overlap_efficiency", busy / mean},
+                                    {"peak_device_gib", gib},
+                                    {"loss", losses[0].mean},
+                                    {"block_bytes", store.wire_bytes(1)},
+                                    {"block_upload_ms", t.up * 1e3},
+                                    {"block_duplex_ms", t.duplex * 1e3},
+                                    {"block_products_ms", t.products * 1e3},
+                                    {"block_compute_ms", t.compute * 1e3}});
                 }
             }
         }

@@ -1,9 +1,9 @@
-// The offload pipeline on a GPU: the bits of weights that are computed on the host and of a model that runs on the device;
-// page-locked storage, device memory that does not depend on depth, and slices that ranks gather over NCCL.
-#include <cstddef>  // size_t
-#include <cstdint>  // bytes
+// The offload pipeline on a GPU: the bits of weights that are computed on the host and of a model that runs on the
+// device; page-locked storage, device memory that does not depend on depth, and slices that ranks gather over NCCL.
+#include <cstddef>    // size_t
+#include <cstdint>    // bytes
 #include <stdexcept>  // what a rank finds wrong
-#include <vector>   // losses
+#include <vector>     // losses
 
 #include <cuda_runtime_api.h>  // attributes
 
@@ -61,8 +61,10 @@ template <class T> void expect_equal_bits(const trial& t, std::uint32_t runs) {
         fill(store, chain_reference<T>({t.blocks}));
         const cuda_queue own(0);
         const auto losses = by_pipeline<T>(own, t, store,
-                                           {.slots = 1 + run % 4, .blocks_resident = run / 4 % 3,
-                                            .write_back_every = 1 + run / 8 % 2, .prefetch = run % 5 != 0},
+                                           {.slot_count = 1 + run % 4,
+                                            .blocks_resident = run / 4 % 3,
+                                            .write_back_every = 1 + run / 8 % 2,
+                                            .prefetch = run % 5 != 0},
                                            spinning{own, run});
         CHECK(losses == expected.losses);
         CHECK(holds(store, expected.weights));
@@ -75,7 +77,8 @@ TEST_CASE("a hundred runs with late streams give the bits of the reference, floa
     require_device();
     expect_equal_bits<float>({.blocks = 7, .steps = 4}, 100);
     expect_equal_bits<bfloat16>({.blocks = 5, .steps = 4}, 16);
-    expect_equal_bits<float16>({.blocks = 5, .steps = 4, .signs = {0, 1}, .kind = zeroth::distribution::rademacher}, 16);
+    expect_equal_bits<float16>({.blocks = 5, .steps = 4, .signs = {0, 1}, .kind = zeroth::distribution::rademacher},
+                               16);
     expect_equal_bits<float>({.blocks = 1, .steps = 5, .directions = 2}, 16);
 }
 
@@ -104,7 +107,7 @@ TEST_CASE("device memory is the same at every depth, by the queue's account and 
         pinned<float> store(zeroth::model_layout(chain_shape{blocks}.shape(), sizeof(float)));
         const cuda_queue q(0);
         chain_model<cuda_queue, float, no_pause> model(q, 2, {});
-        zeroth::offload<cuda_queue, float, decltype(model)> p(q, model, store, {.slots = 3});
+        zeroth::offload<cuda_queue, float, decltype(model)> p(q, model, store, {.slot_count = 3});
         std::vector<double> losses;
         for (std::size_t step = 0; step < t.steps; ++step) { take_step(p, t, step, losses); }
         p.flush();
@@ -141,13 +144,14 @@ TEST_CASE("slices over NCCL give the bits of whole blocks, 1/N up and down a ran
             continue;
         }
         comm::nccl::launch(n, [&](comm::nccl& world) {
-            const zeroth::model_layout layout(chain_shape{t.blocks}.shape(), sizeof(float), static_cast<std::size_t>(n));
+            const zeroth::model_layout layout(chain_shape{t.blocks}.shape(), sizeof(float),
+                                              static_cast<std::size_t>(n));
             pinned<float> store(layout, static_cast<std::size_t>(world.rank()));
             fill(store, chain_reference<float>({t.blocks}));
             const cuda_queue q = world.queue();
             chain_model<cuda_queue, float, spinning> model(q, 2, {q, static_cast<std::uint32_t>(world.rank())});
             using exchange = zeroth::sliced<comm::nccl>;
-            zeroth::offload<cuda_queue, float, decltype(model), exchange> p(q, model, store, {.slots = 3},
+            zeroth::offload<cuda_queue, float, decltype(model), exchange> p(q, model, store, {.slot_count = 3},
                                                                             exchange(world.duplicate("slices")));
             std::vector<double> losses;
             const auto before = p.counters();
@@ -164,7 +168,8 @@ TEST_CASE("slices over NCCL give the bits of whole blocks, 1/N up and down a ran
             const auto parts = static_cast<std::uint64_t>(n);
             // Four steps have updates, the last of which the flush writes; uploads ahead of the next pass: three.
             require(moved.offload_bytes == (4 * travelers + (all - travelers)) / parts, "bytes down");
-            require(moved.upload_bytes >= 6 * travelers / parts && moved.upload_bytes < 7 * travelers / parts, "bytes up");
+            require(moved.upload_bytes >= 6 * travelers / parts && moved.upload_bytes < 7 * travelers / parts,
+                    "bytes up");
         });
     }
 }

@@ -25,8 +25,8 @@ namespace tutti::test {
 inline constexpr std::size_t chain_width = 9;
 inline constexpr std::size_t chain_words = 7;
 
-// Embedding (tensor 1) and a bias (2, not decayed); blocks of three tensors (10 i + 10 ...), the last of them not decayed
-// and, in every third block, frozen; a gain (3), the embedding again and a frozen scale (4).
+// Embedding (tensor 1) and a bias (2, not decayed); blocks of three tensors (10 i + 10 ...), the last of them not
+// decayed and, in every third block, frozen; a gain (3), the embedding again and a frozen scale (4).
 struct chain_shape {
     std::size_t blocks = 3;
     [[nodiscard]] static std::size_t hidden(std::size_t i) { return 5 + 11 * i % 17; }
@@ -157,7 +157,8 @@ public:
         }
     }
     // The same model with every tensor as convert(values) has it.
-    template <class From, class Convert> chain_reference(const chain_reference<From>& from, Convert convert) : blocks_(from.blocks_) {
+    template <class From, class Convert>
+    chain_reference(const chain_reference<From>& from, Convert convert) : blocks_(from.blocks_) {
         for (const auto& t : from.tensors_) { tensors_.push_back({t.shape, convert(t.values)}); }
     }
     [[nodiscard]] const std::vector<T>& values(std::uint32_t number) const { return tensors_[place_of(number)].values; }

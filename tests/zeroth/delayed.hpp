@@ -42,7 +42,8 @@ public:
     }
 };
 
-// A pinned_store whose uploads wait for a lane that sleeps, and whose offloads do too: that of the last block, `slow` more.
+// A pinned_store whose uploads wait for a lane that sleeps, and whose offloads do too: that of the last block, `slow`
+// more.
 template <floating_element T, queue Q> class late_store final : public zeroth::block_store<T, Q> {
     using base = zeroth::block_store<T, Q>;
     zeroth::pinned_store<T, Q> inner_;
@@ -64,9 +65,9 @@ public:
         , down_(comm::self<host_queue>(host_queue(), {.name = "down"}))
         , seed_(seed)
         , slow_(slow) {}
-    void open(std::size_t slots) override {
-        fetched_.resize(slots);
-        emptied_.resize(slots);
+    void open(std::size_t slot_count) override {
+        fetched_.resize(slot_count);
+        emptied_.resize(slot_count);
     }
     void fetch(std::size_t, std::size_t slot, std::span<const zeroth::pending_update>, upload_ticket&) override {
         fetched_[slot] = up_.submit("late", [nap = nap(++seed_)](auto&) mutable { nap(); });

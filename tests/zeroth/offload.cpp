@@ -1,11 +1,12 @@
 // The offload pipeline on the host: the bits of the reference for any number of slots, resident blocks and deferred
 // write-backs; every update, also the last one, with its own learning rate; tied and frozen tensors; exact counters;
 // device memory that does not depend on depth; errors.
-#include <tutti/zeroth/offload.hpp>  // under test
+#include <tutti/zeroth/offload.hpp>           // under test
+#include <tutti/zeroth/transfer_overlap.hpp>  // under test
 
+#include <chrono>   // times
 #include <cstdint>  // counts
 #include <limits>   // nan
-#include <new>      // bad_alloc
 #include <vector>   // losses
 
 #include <doctest/doctest.h>  // checks
@@ -19,6 +20,8 @@ using namespace tutti::test;
 using zeroth::offload_options;
 
 namespace {
+
+static_assert(zeroth::pipeline<zeroth::offload<host_queue, float, chain_model<host_queue, float, no_pause>>>);
 
 using pinned = zeroth::pinned_store<float, host_queue>;
 
@@ -37,22 +40,24 @@ TEST_CASE("losses and weights are the reference's for any slots, residents, writ
         const trial t{.blocks = blocks, .steps = 5};
         const auto expected = by_reference<float>(t);
         CHECK(expected.losses[0] != expected.losses[1]);
-        for (const std::size_t slots : {1u, 2u, 3u, 4u}) {
+        for (const std::size_t slot_count : {1u, 2u, 3u, 4u}) {
             for (const std::size_t resident : {std::size_t{0}, blocks / 2, blocks}) {
                 for (const std::size_t every : {1u, 2u, 3u}) {
                     CAPTURE(blocks);
-                    CAPTURE(slots);
+                    CAPTURE(slot_count);
                     CAPTURE(resident);
                     CAPTURE(every);
                     CHECK(right(t, expected,
-                                {.slots = slots, .blocks_resident = resident, .write_back_every = every,
-                                 .prefetch = slots != 1}));
+                                {.slot_count = slot_count,
+                                 .blocks_resident = resident,
+                                 .write_back_every = every,
+                                 .prefetch = slot_count != 1}));
                 }
             }
         }
     }
     const trial deep{.blocks = 48, .steps = 2};
-    CHECK(right(deep, by_reference<float>(deep), {.slots = 3}));
+    CHECK(right(deep, by_reference<float>(deep), {.slot_count = 3}));
 }
 
 TEST_CASE("one sign, a pristine probe among others, several directions, signs for normals") {
@@ -61,7 +66,7 @@ TEST_CASE("one sign, a pristine probe among others, several directions, signs fo
                            trial{.kind = zeroth::distribution::rademacher}, trial{.weight_decay = 0}}) {
         const auto expected = by_reference<float>(t);
         for (const std::size_t every : {1u, 2u}) {
-            CHECK(right(t, expected, {.slots = 2, .blocks_resident = 1, .write_back_every = every}));
+            CHECK(right(t, expected, {.slot_count = 2, .blocks_resident = 1, .write_back_every = every}));
         }
     }
 }
@@ -72,7 +77,8 @@ TEST_CASE("what is read after a flush between steps is the reference's, and trai
         pinned store(zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float)));
         fill(store, chain_reference<float>({t.blocks}));
         chain_model<host_queue, float, no_pause> model({}, 2, {});
-        zeroth::offload<host_queue, float, decltype(model)> p({}, model, store, {.slots = 2, .write_back_every = every});
+        zeroth::offload<host_queue, float, decltype(model)> p({}, model, store,
+                                                              {.slot_count = 2, .write_back_every = every});
         std::vector<double> losses;
         std::uint64_t hash = 0;
         const auto expected = by_reference<float>(t, [&](std::size_t step, const chain_reference<float>& weights) {
@@ -104,7 +110,7 @@ TEST_CASE("every transfer is counted, and nothing moves that need not") {
     }
     chain_model<host_queue, float, no_pause> model({}, 2, {});
     zeroth::offload<host_queue, float, decltype(model)> p(
-        {}, model, store, {.slots = 2, .blocks_resident = 2, .write_back_every = 2, .prefetch = false});
+        {}, model, store, {.slot_count = 2, .blocks_resident = 2, .write_back_every = 2, .prefetch = false});
     CHECK(p.counters() == zeroth::transfer_counters{4, ends, 0, 0, 0});
     std::vector<double> losses;
     auto before = p.counters();
@@ -141,11 +147,13 @@ TEST_CASE("device memory is residents, slots of the largest block, one copy: the
         std::size_t largest = 0;
         for (std::size_t m = 1; m <= 4; ++m) { largest = std::max(largest, layout.size(m)); }
         {
-            zeroth::offload<host_queue, float, decltype(model)> p(q, model, store, {.slots = 3});
+            zeroth::offload<host_queue, float, decltype(model)> p(q, model, store, {.slot_count = 3});
             std::vector<double> losses;
             for (std::size_t step = 0; step < t.steps; ++step) { take_step(p, t, step, losses); }
-            const std::size_t elements = layout.size(0) + layout.size(layout.tail()) + 3 * largest + layout.largest_copy();
-            CHECK(p.peak_device_bytes() == elements * sizeof(float) + 2 * chain_width * sizeof(float) + 4 * sizeof(double));
+            const std::size_t elements =
+                layout.size(0) + layout.size(layout.tail()) + 3 * largest + layout.largest_copy();
+            CHECK(p.peak_device_bytes() ==
+                  elements * sizeof(float) + 2 * chain_width * sizeof(float) + 4 * sizeof(double));
             if (first == 0) { first = p.peak_device_bytes(); }
             CHECK(p.peak_device_bytes() == first);
         }
@@ -158,7 +166,7 @@ TEST_CASE("a trace has each lane's transfers, the modules of both branches and t
     const trial t{.blocks = 4, .steps = 3};
     pinned store(zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float)));
     fill(store, chain_reference<float>({t.blocks}));
-    by_pipeline<float>(host_queue{}, t, store, {.slots = 2, .prefetch = false, .trace = &trace, .trace_rank = 3},
+    by_pipeline<float>(host_queue{}, t, store, {.slot_count = 2, .prefetch = false, .trace = &trace, .trace_rank = 3},
                        no_pause{});
     std::size_t uploads = 0, offloads = 0, blocks = 0;
     for (const auto& s : trace.spans(3)) {
@@ -170,6 +178,34 @@ TEST_CASE("a trace has each lane's transfers, the modules of both branches and t
     CHECK(offloads == 2 * 4);  // steps 0 and 1
     CHECK(blocks == 2 * 12);
     CHECK(trace.steps(3).size() == 3);
+}
+
+TEST_CASE("overlap of a timeline: the longest of uploads, computation and offloads as a share of its steps") {
+    schedule::timeline trace;
+    const deadline start = clock_type::now();
+    const auto add = [&](const char* track, const char* name, schedule::span_kind kind, int from, int to) {
+        trace.add(trace.track_of(0, track), name, kind, start + std::chrono::milliseconds(from),
+                  start + std::chrono::milliseconds(to));
+    };
+    using schedule::span_kind;
+    CHECK(zeroth::overlap_of(trace, 0).efficiency() == 0);
+    for (const int step : {0, 100, 200}) {
+        add("compute", "step", span_kind::step, step, step + 100);
+        add("up", "upload", span_kind::communication, step + 5, step + 45);
+        add("up", "upload", span_kind::communication, step + 45, step + 95);
+        add("compute", "block", span_kind::work, step + 45, step + 75);
+        add("compute", "tail", span_kind::work, step + 95, step + 100);
+        add("off", "offload", span_kind::communication, step + 45, step + 65);
+        add("off", "save", span_kind::communication, step + 65, step + 66);
+    }
+    const auto of = zeroth::overlap_of(trace, 0);
+    CHECK(of.steps == 2);
+    CHECK(of.step == doctest::Approx(0.1));
+    CHECK(of.upload == doctest::Approx(0.09));
+    CHECK(of.compute == doctest::Approx(0.035));
+    CHECK(of.offload == doctest::Approx(0.02));
+    CHECK(of.efficiency() == doctest::Approx(0.9));
+    CHECK(of.exposed() == doctest::Approx(0.065));
 }
 
 TEST_CASE("bad layouts, options and calls are refused before anything moves") {
@@ -188,7 +224,7 @@ TEST_CASE("bad layouts, options and calls are refused before anything moves") {
     pinned store(model_layout(chain_shape{2}.shape(), sizeof(float)));
     chain_model<host_queue, float, no_pause> model({}, 2, {});
     using pipeline = zeroth::offload<host_queue, float, decltype(model)>;
-    CHECK_THROWS_AS(pipeline({}, model, store, {.slots = 0}), usage_error);
+    CHECK_THROWS_AS(pipeline({}, model, store, {.slot_count = 0}), usage_error);
     CHECK_THROWS_AS(pipeline({}, model, store, {.blocks_resident = 3}), usage_error);
     CHECK_THROWS_AS(pipeline({}, model, store, {.write_back_every = 0}), usage_error);
     pinned other(model_layout(chain_shape{2}.shape(), sizeof(float), 2), 1);

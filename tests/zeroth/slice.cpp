@@ -1,5 +1,5 @@
-// Sliced transfers: each rank moves its part of every block, updates it, and all gather it. The bits of the reference on
-// 1 to 8 ranks, of sizes that do not divide; bytes up, down and between ranks, exactly.
+// Sliced transfers: each rank moves its part of every block, updates it, and all gather it. The bits of the reference
+// on 1 to 8 ranks, of sizes that do not divide; bytes up, down and between ranks, exactly.
 #include <tutti/zeroth/slice.hpp>  // under test
 
 #include <cstddef>  // size_t
@@ -8,10 +8,10 @@
 
 #include <doctest/doctest.h>  // checks
 
-#include <support/failure.hpp>        // expect
-#include <tutti/comm/counted.hpp>     // ledger
-#include <tutti/comm/threads.hpp>     // ranks
-#include <tutti/zeroth/offload.hpp>   // pipeline
+#include <support/failure.hpp>       // expect
+#include <tutti/comm/counted.hpp>    // ledger
+#include <tutti/comm/threads.hpp>    // ranks
+#include <tutti/zeroth/offload.hpp>  // pipeline
 
 #include "delayed.hpp"  // naps
 #include "trial.hpp"    // runs of the toy
@@ -31,8 +31,8 @@ bool same(const tensor_slice& a, const tensor_slice& b) {
            a.decayed == b.decayed && a.frozen == b.frozen;
 }
 
-template <class Gather> void run_on(int n, const trial& t, const trace_of<float>& expected, std::uint32_t seed,
-                                    collective gathering) {
+template <class Gather>
+void run_on(int n, const trial& t, const trace_of<float>& expected, std::uint32_t seed, collective gathering) {
     threads::launch(n, [&](threads& world) {
         ranks counting(world.duplicate("slices"));
         const auto ledger = counting.traffic_ledger();
@@ -58,7 +58,8 @@ template <class Gather> void run_on(int n, const trial& t, const trace_of<float>
         std::vector<double> losses;
         {
             zeroth::offload<host_queue, float, model_type, exchange> p(
-                q, model, store, {.slots = 2, .blocks_resident = 1, .prefetch = ahead}, exchange(std::move(counting)));
+                q, model, store, {.slot_count = 2, .blocks_resident = 1, .prefetch = ahead},
+                exchange(std::move(counting)));
             expect(p.counters().upload_bytes == residents / each, "{} bytes loaded", p.counters().upload_bytes);
             auto counted = p.counters();
             auto sent = ledger->snapshot();
@@ -68,7 +69,8 @@ template <class Gather> void run_on(int n, const trial& t, const trace_of<float>
                 counted = p.counters();
                 // step 2 leaves nothing to write back in step 3
                 const std::uint64_t down = step == 0 || step == 3 ? 0 : travelers / each;
-                expect(ahead || moved.upload_bytes == travelers / each, "step {}: {} bytes up", step, moved.upload_bytes);
+                expect(ahead || moved.upload_bytes == travelers / each, "step {}: {} bytes up", step,
+                       moved.upload_bytes);
                 expect(moved.offload_bytes == down, "step {}: {} bytes down", step, moved.offload_bytes);
                 expect(moved.gathered_bytes == travelers - travelers / each, "step {}: {} bytes from other ranks", step,
                        moved.gathered_bytes);

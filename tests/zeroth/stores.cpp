@@ -1,16 +1,16 @@
-// Where weights are when they are not on the device: in a file, with a few blocks in memory; in float on the host, so that
-// transfers of 16 and 8 bits lose no update, which stored in 16 bits they would.
+// Where weights are when they are not on the device: in a file, with a few blocks in memory; in float on the host, so
+// that transfers of 16 and 8 bits lose no update, which stored in 16 bits they would.
 #include <tutti/zeroth/disk_store.hpp>    // under test
 #include <tutti/zeroth/master_store.hpp>  // under test
 
 #include <algorithm>  // max
-#include <cmath>    // fabs
-#include <cstring>  // memcmp
-#include <cstddef>  // size_t
-#include <cstdio>   // remove
-#include <cstdlib>  // mkdtemp
-#include <string>   // paths
-#include <vector>   // weights
+#include <cmath>      // fabs
+#include <cstring>    // memcmp
+#include <cstddef>    // size_t
+#include <cstdio>     // remove
+#include <cstdlib>    // mkdtemp
+#include <string>     // paths
+#include <vector>     // weights
 
 #include <unistd.h>  // truncate
 
@@ -96,9 +96,9 @@ template <class T, class Wire, class Convert> void expect_masters(const trial& t
         }
         masters.update(t.updates(step, losses));
     }
-    for (const std::size_t slots : {1u, 2u, 3u}) {
+    for (const std::size_t slot_count : {1u, 2u, 3u}) {
         for (const std::size_t workers : {1u, 3u}) {
-            CAPTURE(slots);
+            CAPTURE(slot_count);
             CAPTURE(workers);
             zeroth::master_store<T, host_queue, Wire> store(layout_of(t.blocks, sizeof(T)), 0, wire, workers);
             const chain_reference<float> first({t.blocks});
@@ -108,8 +108,8 @@ template <class T, class Wire, class Convert> void expect_masters(const trial& t
                     store.write_master(m, k, view<const float>(first.values(layout.slices(m)[k].tensor)));
                 }
             }
-            CHECK(by_pipeline<T>(host_queue{}, t, store, {.slots = slots, .blocks_resident = slots - 1}, no_pause{}) ==
-                  expected);
+            CHECK(by_pipeline<T>(host_queue{}, t, store, {.slot_count = slot_count, .blocks_resident = slot_count - 1},
+                                 no_pause{}) == expected);
             for (std::size_t m = 0; m < layout.modules(); ++m) {
                 for (const zeroth::tensor_slice& s : layout.slices(m)) {
                     const auto found = store.master(m).sub(s.offset, s.count);
@@ -177,17 +177,18 @@ TEST_CASE("weights in a file: the bits of the reference, bounded memory, and the
     for (const std::size_t blocks : {3u, 4u, 16u}) {
         const trial t{.blocks = blocks};
         const auto expected = by_reference<float>(t);
-        for (const std::size_t slots : {1u, 3u}) {
+        for (const std::size_t slot_count : {1u, 3u}) {
             CAPTURE(blocks);
-            CAPTURE(slots);
+            CAPTURE(slot_count);
             const scratch_file file;
             {
                 disk store(layout_of(blocks, sizeof(float)), file.path);
                 fill(store, chain_reference<float>({blocks}));
                 CHECK(store.bytes() == 0);
-                CHECK(by_pipeline<float>(host_queue{}, t, store, {.slots = slots, .write_back_every = slots}, no_pause{}) ==
-                      expected.losses);
-                if (slots == 3 && blocks >= 4) {
+                CHECK(by_pipeline<float>(host_queue{}, t, store,
+                                         {.slot_count = slot_count, .write_back_every = slot_count},
+                                         no_pause{}) == expected.losses);
+                if (slot_count == 3 && blocks >= 4) {
                     if (memory == 0) { memory = store.bytes(); }
                     CHECK(store.bytes() == memory);
                 }
@@ -204,7 +205,7 @@ TEST_CASE("a file that cannot be had, or is cut meanwhile, is an error with the 
     const scratch_file file;
     disk store(layout_of(3, sizeof(float)), file.path);
     chain_model<host_queue, float, no_pause> model({}, 2, {});
-    zeroth::offload<host_queue, float, decltype(model)> p({}, model, store, {.slots = 1, .prefetch = false});
+    zeroth::offload<host_queue, float, decltype(model)> p({}, model, store, {.slot_count = 1, .prefetch = false});
     std::vector<double> losses;
     const trial t;
     take_step(p, t, 0, losses);
@@ -241,9 +242,11 @@ TEST_CASE("what travels is near its master: 2^-11 in float16, 2^-8 in bfloat16, 
             const auto x = static_cast<double>(w[k]);
             const double size = std::fabs(x);
             if (size > 0x1p-14) {
-                worst16 = std::max(worst16, std::fabs(static_cast<double>(static_cast<float>(static_cast<float16>(w[k]))) - x) / size);
+                worst16 = std::max(
+                    worst16, std::fabs(static_cast<double>(static_cast<float>(static_cast<float16>(w[k]))) - x) / size);
             }
-            worst = std::max(worst, std::fabs(static_cast<double>(static_cast<float>(static_cast<bfloat16>(w[k]))) - x) / size);
+            worst = std::max(
+                worst, std::fabs(static_cast<double>(static_cast<float>(static_cast<bfloat16>(w[k]))) - x) / size);
             worst8 = std::max(worst8, std::fabs(static_cast<double>(eight[k]) - x) / std::max(size, largest * 0x1p-13));
         }
     }

@@ -9,23 +9,23 @@
 #include <utility>    // move
 #include <vector>     // images
 
-#include <tutti/core/buffer.hpp>      // buffer
-#include <tutti/core/error.hpp>       // usage_error
-#include <tutti/core/queue.hpp>       // staging_queue
-#include <tutti/core/state.hpp>       // hash_bytes
-#include <tutti/core/text.hpp>        // formatted
-#include <tutti/core/view.hpp>        // view
-#include <tutti/schedule/ticket.hpp>  // ticket
-#include <tutti/zeroth/layout.hpp>    // model_layout
+#include <tutti/core/buffer.hpp>            // buffer
+#include <tutti/core/error.hpp>             // usage_error
+#include <tutti/core/queue.hpp>             // staging_queue
+#include <tutti/core/state.hpp>             // hash_bytes
+#include <tutti/core/text.hpp>              // formatted
+#include <tutti/core/view.hpp>              // view
+#include <tutti/schedule/ticket.hpp>        // ticket
+#include <tutti/zeroth/layout.hpp>          // model_layout
 #include <tutti/zeroth/pending_update.hpp>  // pending_update
 
 namespace tutti::zeroth {
 
 /// The host's weights, and how a pipeline gets at them. One rank's part of every module: all of it where there is one.
 ///
-/// Semantics  a store outlives the pipelines that use it. `write` and `read` are the user's, for loading and saving,
-///            while no pipeline is between `evaluate` and `flush`; what a pipeline has pending is in `read` after its
-///            flush. The other members are the pipeline's: fetch (or several) before an upload, sink and stored around
+/// Semantics  a store outlives the pipelines that use it. `write` and `read` are the user's: write before a pipeline is
+///            made, which takes blocks ahead; read after a flush and before the next pass. The
+///            other members are the pipeline's: fetch (or several) before an upload, sink and stored around
 ///            an offload; `slot` says which of its buffers a transfer uses.
 /// Threads    one thread at a time.
 /// Errors     usage_error for a module, tensor or size that is not the layout's.
@@ -55,15 +55,13 @@ public:
 
     /// Sets tensor `k` of module `m` (by its place among the module's own): the elements that this rank has.
     void write(std::size_t m, std::size_t k, view<const T> whole) {
-        each_piece(m, k, whole.size(), "write", [&](const tensor_slice& piece) {
-            put(m, piece.offset, whole.sub(piece.first, piece.count));
-        });
+        each_piece(m, k, whole.size(), "write",
+                   [&](const tensor_slice& piece) { put(m, piece.offset, whole.sub(piece.first, piece.count)); });
     }
     /// Reads the elements of a tensor that this rank has; the others of `whole` stay.
     void read(std::size_t m, std::size_t k, view<T> whole) {
-        each_piece(m, k, whole.size(), "read", [&](const tensor_slice& piece) {
-            get(m, piece.offset, whole.sub(piece.first, piece.count));
-        });
+        each_piece(m, k, whole.size(), "read",
+                   [&](const tensor_slice& piece) { get(m, piece.offset, whole.sub(piece.first, piece.count)); });
     }
 
     // --- for pipelines ----------------------------------------------------------------------------------------------
@@ -77,7 +75,7 @@ public:
     virtual void decode(const Q&, std::size_t, view<const std::byte, typename Q::memory_type>,
                         view<T, typename Q::memory_type>) const {}
     /// Called once by each pipeline, before the others.
-    virtual void open(std::size_t /*slots*/) {}
+    virtual void open(std::size_t /*slot_count*/) {}
     /// Starts to make a module ready for upload. `before`: the last upload from this slot.
     virtual void fetch(std::size_t m, std::size_t slot, std::span<const pending_update>, upload_ticket& before) = 0;
     [[nodiscard]] virtual view<const std::byte, host> source(std::size_t m, std::size_t slot) const = 0;
@@ -106,8 +104,8 @@ private:
         }
         const tensor_slice& all = layout_.slices(m)[k];
         if (count != all.count) {
-            throw usage_error(formatted("block_store: {} of {} elements, but tensor {} of module {} has {}", what, count,
-                                        k, m, all.count));
+            throw usage_error(formatted("block_store: {} of {} elements, but tensor {} of module {} has {}", what,
+                                        count, k, m, all.count));
         }
         for (const tensor_slice& piece : slices_within({&all, 1}, own(m))) { each(piece); }
     }
@@ -136,10 +134,10 @@ public:
             try {
                 images_.emplace_back(memory_, count);
             } catch (const backend_error& e) {
-                throw backend_error(formatted("pinned_store: module {} of {}: {} bytes cannot be page-locked, {} are: {}",
-                                              m, this->layout().modules(), count * sizeof(T), memory_.account().live(),
-                                              e.what()),
-                                    e.context());
+                throw backend_error(
+                    formatted("pinned_store: module {} of {}: {} bytes cannot be page-locked, {} are: {}", m,
+                              this->layout().modules(), count * sizeof(T), memory_.account().live(), e.what()),
+                    e.context());
             }
             std::fill_n(images_.back().data(), count, T{});
         }

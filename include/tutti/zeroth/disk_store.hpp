@@ -129,26 +129,25 @@ public:
     /// Of page-locked memory.
     [[nodiscard]] std::size_t bytes() const noexcept { return memory_.account().live(); }
 
-    void open(std::size_t slots) override {
+    void open(std::size_t slot_count) override {
         std::size_t largest = 0;
         for (std::size_t m = 0; m < this->layout().modules(); ++m) { largest = std::max(largest, this->own(m).count); }
         this->settle();
         for (auto* const buffers : {&in_, &out_}) {
             buffers->clear();
-            for (std::size_t s = 0; s < slots; ++s) { buffers->emplace_back(memory_, largest); }
+            for (std::size_t s = 0; s < slot_count; ++s) { buffers->emplace_back(memory_, largest); }
         }
-        last_.assign(slots, nobody);
+        last_.assign(slot_count, nobody);
         read_.clear();
-        read_.resize(slots);
+        read_.resize(slot_count);
     }
     void fetch(std::size_t m, std::size_t slot, std::span<const pending_update>, upload_ticket& before) override {
         const view<std::byte, host> to = as_bytes(in_.at(slot).view().sub(0, this->own(m).count));
-        static_cast<void>(read_[slot] = reading_.submit(
-                              "read",
-                              [file = &file_, at = at_[m], to](auto&) {
-                                  file->read(at, view<std::byte>(to.data(), to.size()));
-                              },
-                              before, written_[m]));
+        static_cast<void>(
+            read_[slot] = reading_.submit(
+                "read",
+                [file = &file_, at = at_[m], to](auto&) { file->read(at, view<std::byte>(to.data(), to.size())); },
+                before, written_[m]));
     }
     [[nodiscard]] view<const std::byte, host> source(std::size_t m, std::size_t slot) const override {
         return as_bytes(in_.at(slot).view().sub(0, this->own(m).count));

@@ -1,6 +1,6 @@
 // model_layout: a model as a chain of modules (head, blocks, tail), each one run of elements that a single copy moves.
 // Needs zeroth/tensor_slice. Tensors that the tail shares with the head (tied embeddings) are stored once.
-// Source: Wang et al., ZO2, arXiv:2503.12668, section 4 (blocks as the unit of transfer).
+// Source: Wang et al., ZO2, arXiv:2503.12668 (blocks as the unit of transfer).
 #pragma once
 
 #include <algorithm>  // min, max
@@ -35,8 +35,8 @@ struct model_shape {
 
 /// Where one tensor of a module is: in which module's run, and where in the perturbed copy that the module works on.
 struct tensor_place {
-    std::size_t owner = 0;  ///< module; another than its own only where it is tied
-    tensor_slice at;        ///< whole tensor, by its place in the owner's run
+    std::size_t owner = 0;   ///< module; another than its own only where it is tied
+    tensor_slice at;         ///< whole tensor, by its place in the owner's run
     tensor_slice alone;      ///< whole tensor, in a run of its own
     std::size_t copied = 0;  ///< its first element in the perturbed copy
 };

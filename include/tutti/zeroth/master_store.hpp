@@ -1,6 +1,7 @@
-// master_store: weights in float on the host, where updates are applied; what goes to the device may be of 16 or 8 bits,
-// and loses no update. Needs zeroth/block_store and schedule/lane. Nothing comes back from the device.
-// Updates of zeroth-order steps are smaller than the last place of 16-bit weights: stored there they would be rounded away.
+// master_store: weights in float on the host, where updates are applied; what goes to the device may be of 16 or 8
+// bits, and loses no update. Needs zeroth/block_store and schedule/lane. Nothing comes back from the device.
+// Updates of zeroth-order steps are smaller than the last place of 16-bit weights: stored there they would be rounded
+// away.
 #pragma once
 
 #include <algorithm>  // max, copy_n
@@ -22,14 +23,14 @@ namespace tutti::zeroth {
 
 /// How weights travel to the device.
 ///
-/// Semantics  `bytes` of so many elements; `encode` on the host, from float; `decode` on the device, to what it computes
-///            with. `plain`: what is encoded are those already, so that nothing is decoded. A wire of eight bits with a
-///            scale a block is made of compress::float8 by its encode and decode: this module does not include compress.
+/// Semantics  `bytes` of so many elements; `encode` on the host, from float; `decode` on the device, to what it
+///            computes with. `plain`: what is encoded are those already, so that nothing is decoded. A wire of eight
+///            bits with a scale a block is made of compress::float8 by its encode and decode: this module does not
+///            include compress.
 template <class W, class T, class Q>
-concept weight_wire = std::copyable<W> && requires(const W& w, std::size_t count, view<const float> master,
-                                                   view<std::byte> out, Q q,
-                                                   view<const std::byte, typename Q::memory_type> in,
-                                                   view<T, typename Q::memory_type> weights) {
+concept weight_wire = std::copyable<W> &&
+    requires(const W& w, std::size_t count, view<const float> master, view<std::byte> out, Q q,
+             view<const std::byte, typename Q::memory_type> in, view<T, typename Q::memory_type> weights) {
     { W::plain } -> std::convertible_to<bool>;
     { w.bytes(count) } -> std::same_as<std::size_t>;
     w.encode(master, out);
@@ -75,7 +76,7 @@ class master_store final : public block_store<T, Q> {
 
     struct piece {
         part elements;
-        std::size_t at;     // bytes, in the wire
+        std::size_t at;  // bytes, in the wire
         std::size_t bytes;
     };
     [[nodiscard]] piece piece_of(std::size_t m, std::size_t worker) const {
@@ -93,7 +94,8 @@ public:
     using typename base::host;
     using typename base::host_ticket;
     using typename base::upload_ticket;
-    static constexpr std::size_t cut = 1024;  ///< elements: where workers' parts begin, a multiple of any block of a wire
+    static constexpr std::size_t cut =
+        1024;  ///< elements: where workers' parts begin, a multiple of any block of a wire
 
     explicit master_store(model_layout l, std::size_t rank = 0, Wire wire = {}, std::size_t workers = 1,
                           staging_queue<Q> memory = {})
@@ -139,15 +141,16 @@ public:
             wire_.decode(q, in.sub(p.at, p.bytes), out.sub(p.elements.first, p.elements.count));
         }
     }
-    void open(std::size_t slots) override {
+    void open(std::size_t slot_count) override {
         std::size_t largest = 0;
         for (std::size_t m = 0; m < this->layout().modules(); ++m) { largest = std::max(largest, wire_bytes(m)); }
         fetched_.clear();
         wires_.clear();
-        for (std::size_t s = 0; s < slots; ++s) { wires_.emplace_back(memory_, largest); }
-        fetched_.resize(slots);
+        for (std::size_t s = 0; s < slot_count; ++s) { wires_.emplace_back(memory_, largest); }
+        fetched_.resize(slot_count);
     }
-    void fetch(std::size_t m, std::size_t slot, std::span<const pending_update> updates, upload_ticket& before) override {
+    void fetch(std::size_t m, std::size_t slot, std::span<const pending_update> updates,
+               upload_ticket& before) override {
         // The first worker waits for the others, so that one ticket stands for all.
         auto helpers = std::make_shared<std::vector<host_ticket>>();
         for (std::size_t w = 1; w < workers_; ++w) {
@@ -176,7 +179,8 @@ public:
     }
 
 private:
-    [[nodiscard]] auto work(std::size_t m, std::size_t worker, std::size_t slot, std::span<const pending_update> updates) {
+    [[nodiscard]] auto work(std::size_t m, std::size_t worker, std::size_t slot,
+                            std::span<const pending_update> updates) {
         const piece p = piece_of(m, worker);
         const view<float> master = view<float>(masters_[m]).sub(p.elements.first, p.elements.count);
         const std::span<const tensor_slice> slices = own_[m][worker];

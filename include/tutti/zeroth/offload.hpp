@@ -42,13 +42,13 @@ template <class T, memory M> using module_weights = std::span<const view<const T
 template <class F, class Q, class T>
 concept block_model = queue<Q> && requires(F& f, Q q, module_weights<T, typename Q::memory_type> w, std::size_t number,
                                            view<double, typename Q::memory_type> loss) {
-    f.head(q, w, number, number);          // weights, branch, micro_batch
-    f.block(q, number, w, number, number); // block, weights, branch, micro_batch
+    f.head(q, w, number, number);           // weights, branch, micro_batch
+    f.block(q, number, w, number, number);  // block, weights, branch, micro_batch
     f.tail(q, w, number, number, loss);
 };
 
 struct offload_options {
-    std::size_t slots = 3;             ///< blocks on the device that arrive, are in use, or leave
+    std::size_t slot_count = 3;        ///< blocks on the device that arrive, are in use, or leave
     std::size_t blocks_resident = 0;   ///< the first so many blocks stay on the device
     std::size_t write_back_every = 1;  ///< steps of updates that a block may lack in its store: it is written so rarely
     bool prefetch = true;              ///< the next pass's first uploads begin before a pass ends
@@ -67,9 +67,10 @@ struct offload_options {
 ///              Head, tail and the first `blocks_resident` blocks stay on the device.
 /// Shapes       as the store's layout; probes may be any number, as many as the model has branches.
 /// Determinism  bits do not depend on slots, residents, write_back_every, prefetch, Exchange, or which store keeps T.
-/// Cost         a pass: each block up once; down once where it is due. Device memory: residents, slots times the largest
-///              block, one perturbed copy of the largest module, what the model allocates; not the depth. The host waits
-///              once a pass, for the losses. With `sliced`, 1/N of the bytes each way and (N-1)/N from other ranks.
+/// Cost         a pass: each block up once; down once where it is due. Device memory: residents, slots times the
+///              largest block, one perturbed copy of the largest module, what the model allocates; not the depth. The
+///              host waits once a pass, for the losses. With `sliced`, 1/N of the bytes each way and (N-1)/N from other
+///              ranks.
 /// Errors       usage_error before anything moved: no slot, more residents than blocks, a store of another rank than
 ///              the exchange, a probe or update that is not finite. After another error the pipeline has failed.
 /// Lifetime     store, model and trace outlive it.
@@ -103,8 +104,8 @@ public:
         , options_(options)
         , log_(store.layout().modules())
         , residents_(store.layout().modules())
-        , ring_(q_, store, log_, checked(std::move(exchange), store), travelers(store.layout(), options), options.slots,
-                options.write_back_every, options.prefetch,
+        , ring_(q_, store, log_, checked(std::move(exchange), store), travelers(store.layout(), options),
+                options.slot_count, options.write_back_every, options.prefetch,
                 {.trace = options.trace, .trace_rank = options.trace_rank, .consumer = "compute"}) {
         const model_layout& layout = store_.layout();
         for (std::size_t m = 0; m < layout.modules(); ++m) {
@@ -162,7 +163,9 @@ public:
     void flush() {
         guarded([&] {
             bool pending = false;
-            for (std::size_t m = 0; m < store_.layout().modules(); ++m) { pending = pending || log_.steps_behind(m) != 0; }
+            for (std::size_t m = 0; m < store_.layout().modules(); ++m) {
+                pending = pending || log_.steps_behind(m) != 0;
+            }
             if (pending) {
                 ring_.begin(true);
                 for (std::size_t m = 0; m < store_.layout().modules(); ++m) { visit(m, {}, 0); }
@@ -199,11 +202,11 @@ private:
     [[nodiscard]] bool resident(std::size_t m) const noexcept { return stays(store_.layout(), options_, m); }
 
     static std::vector<std::size_t> travelers(const model_layout& layout, const offload_options& o) {
-        if (o.slots == 0) { throw usage_error("offload: 0 slots, expected 1 or more"); }
+        if (o.slot_count == 0) { throw usage_error("offload: 0 slots, expected 1 or more"); }
         if (o.write_back_every == 0) { throw usage_error("offload: write_back_every is 0 steps, expected 1 or more"); }
         if (o.blocks_resident > layout.blocks()) {
-            throw usage_error(formatted("offload: {} resident blocks of a model of {}", o.blocks_resident,
-                                        layout.blocks()));
+            throw usage_error(
+                formatted("offload: {} resident blocks of a model of {}", o.blocks_resident, layout.blocks()));
         }
         std::vector<std::size_t> order;
         for (std::size_t m = 0; m < layout.modules(); ++m) {
@@ -213,8 +216,9 @@ private:
     }
     static Exchange checked(Exchange e, const block_store<T, Q>& store) {
         if (e.rank() != store.rank() || e.ranks() != store.layout().ranks()) {
-            throw usage_error(formatted("offload: the store has the part of rank {} of {}, the exchange is rank {} of {}",
-                                        store.rank(), store.layout().ranks(), e.rank(), e.ranks()));
+            throw usage_error(
+                formatted("offload: the store has the part of rank {} of {}, the exchange is rank {} of {}",
+                          store.rank(), store.layout().ranks(), e.rank(), e.ranks()));
         }
         return e;
     }

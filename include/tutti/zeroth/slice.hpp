@@ -1,7 +1,7 @@
 // whole, sliced: who moves a block between host and device: one rank all of it, or each rank its part, which all then
 // gather. Needs schedule/lane. Every rank keeps, uploads, updates and stores 1/N of a block alone.
 // Source: Wang et al., DistZO2, arXiv:2507.03211 (parameter slicing over PCIe and NVLink); Rajbhandari et al.,
-// ZeRO-Infinity, arXiv:2104.07857, section 6.1.
+// ZeRO-Infinity, arXiv:2104.07857.
 #pragma once
 
 #include <cstddef>  // size_t
@@ -27,8 +27,7 @@ struct whole {
 
 /// Parts of a block reach all ranks by one all-gather: NCCL's kernels, which take some multiprocessors.
 struct gather_collectively {
-    template <communicator C, class T>
-    static void gather(C& c, view<T, memory_of<C>> all, part own) {
+    template <communicator C, class T> static void gather(C& c, view<T, memory_of<C>> all, part own) {
         c.all_gather(view<const T, memory_of<C>>(all.sub(own.first, own.count)), all);
     }
 };
@@ -36,15 +35,15 @@ struct gather_collectively {
 /// Parts of a block reach every other rank by a message of their own: with a communicator that sends by copy engines,
 /// such as NCCL with NCCL_P2P_USE_CUDA_MEMCPY=1, they take no multiprocessors.
 struct gather_by_messages {
-    template <communicator C, class T>
-    static void gather(C& c, view<T, memory_of<C>> all, part own) {
+    template <communicator C, class T> static void gather(C& c, view<T, memory_of<C>> all, part own) {
         std::vector<comm::transfer<memory_of<C>>> messages;
         const int n = c.size();
         for (int step = 1; step < n; ++step) {  // each to another rank than all others
             const int to = (c.rank() + step) % n;
             const int from = (c.rank() + n - step) % n;
             messages.push_back(comm::send_to(to, all.sub(own.first, own.count)));
-            messages.push_back(comm::receive_from(from, all.sub(static_cast<std::size_t>(from) * own.count, own.count)));
+            messages.push_back(
+                comm::receive_from(from, all.sub(static_cast<std::size_t>(from) * own.count, own.count)));
         }
         c.exchange(messages);
     }

@@ -7,8 +7,8 @@
 namespace tutti::zeroth {
 
 /// Of one rank, since the pipeline was made; the difference of two is what happened between them.
-/// Units  bytes of weights as they travel, padding included: whole slots over the link to the host, parts of other ranks
-///        between devices.
+/// Units  bytes of weights as they travel, padding included: whole slots over the link to the host, parts of other
+///        ranks between devices.
 struct transfer_counters {
     std::uint64_t uploads = 0;
     std::uint64_t upload_bytes = 0;

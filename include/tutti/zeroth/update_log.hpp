@@ -1,6 +1,6 @@
 // update_log: updates that are known but not yet in every module's stored weights; each module has its own place in it.
 // Needs zeroth/pending_update. An update keeps the learning rate of its own step, so a late one is the same update.
-// Source: Wang et al., ZO2, arXiv:2503.12668, section 5 (the update of a step is applied when the block comes next).
+// Source: Wang et al., ZO2, arXiv:2503.12668 (the update of a step is applied when the block comes next).
 #pragma once
 
 #include <algorithm>  // min

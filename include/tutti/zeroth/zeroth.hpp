@@ -15,10 +15,13 @@
 
 // weights on the host, brought to the device block by block, whole or in slices
 #include <tutti/zeroth/block_store.hpp>
+#include <tutti/zeroth/disk_store.hpp>
 #include <tutti/zeroth/layout.hpp>
+#include <tutti/zeroth/master_store.hpp>
 #include <tutti/zeroth/offload.hpp>
 #include <tutti/zeroth/slice.hpp>
 #include <tutti/zeroth/transfer_counters.hpp>
+#include <tutti/zeroth/transfer_overlap.hpp>
 #include <tutti/zeroth/update_log.hpp>
 
 // steps, on one rank and on many

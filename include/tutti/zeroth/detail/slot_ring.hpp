@@ -1,8 +1,8 @@
 // slot_ring: blocks on their way through a few slots of a device: fetch, upload, gather, offload, each on a lane.
-// Needs schedule/lane, zeroth/{block_store,slice,update_log}. Ordered by events and tickets alone: inside a pass the host
-// waits for nothing but stores that are slower than the device.
-// Source: Wang et al., ZO2, arXiv:2503.12668, section 5; a ring of slots that the caller sizes, and offloads that do not
-// wait for the computation, are ours.
+// Needs schedule/lane, zeroth/{block_store,slice,update_log}. Ordered by events and tickets alone: inside a pass the
+// host waits for nothing but stores that are slower than the device.
+// Source: Wang et al., ZO2, arXiv:2503.12668; a ring of slots that the caller sizes, and offloads that do
+// not wait for the computation, are ours.
 #pragma once
 
 #include <algorithm>  // min, max
@@ -13,17 +13,17 @@
 #include <utility>    // move
 #include <vector>     // tickets
 
-#include <tutti/comm/self.hpp>                // self
-#include <tutti/core/buffer.hpp>              // buffer
-#include <tutti/core/elementwise.hpp>         // copy
-#include <tutti/core/error.hpp>               // usage_error
-#include <tutti/core/text.hpp>                // formatted
-#include <tutti/schedule/lane.hpp>            // lane
-#include <tutti/zeroth/block_store.hpp>       // block_store
-#include <tutti/zeroth/perturbation.hpp>      // apply_updates
-#include <tutti/zeroth/slice.hpp>             // whole, sliced
-#include <tutti/zeroth/transfer_counters.hpp> // transfer_counters
-#include <tutti/zeroth/update_log.hpp>        // update_log
+#include <tutti/comm/self.hpp>                 // self
+#include <tutti/core/buffer.hpp>               // buffer
+#include <tutti/core/elementwise.hpp>          // copy
+#include <tutti/core/error.hpp>                // usage_error
+#include <tutti/core/text.hpp>                 // formatted
+#include <tutti/schedule/lane.hpp>             // lane
+#include <tutti/zeroth/block_store.hpp>        // block_store
+#include <tutti/zeroth/perturbation.hpp>       // apply_updates
+#include <tutti/zeroth/slice.hpp>              // whole, sliced
+#include <tutti/zeroth/transfer_counters.hpp>  // transfer_counters
+#include <tutti/zeroth/update_log.hpp>         // update_log
 
 namespace tutti::zeroth::detail {
 
@@ -51,8 +51,8 @@ void take(const Q& q, view<const std::byte, typename Q::memory_type> in, view<st
 ///            begin(), then for each module arrive() and, behind the last work that reads the slot, release(). Uploads
 ///            run ahead as far as slots are free and the module's last visit is over, also into the next pass.
 ///            A transfer is submitted behind all that it depends on, so that its event is enough:
-///              upload   the slot's last reader (the queue as it is), the slot's last offload, the module's last offload
-///              offload  the update (the queue as it is, or the lane that gathers)
+///              upload   the slot's last reader (the queue as it is), the slot's last offload, the module's last
+///              offload offload  the update (the queue as it is, or the lane that gathers)
 template <floating_element T, queue Q, class Exchange> class slot_ring {
 public:
     using M = typename Q::memory_type;
@@ -104,12 +104,12 @@ private:
 
 public:
     slot_ring(Q q, store_type& store, update_log& log, Exchange exchange, std::vector<std::size_t> order,
-              std::size_t slots, std::size_t write_every, bool prefetch, schedule::lane_options lanes)
+              std::size_t slot_count, std::size_t write_every, bool prefetch, schedule::lane_options lanes)
         : q_(std::move(q))
         , store_(store)
         , log_(log)
         , order_(std::move(order))
-        , slots_(std::min(slots, std::max<std::size_t>(order_.size(), 1)))
+        , slots_(std::min(slot_count, std::max<std::size_t>(order_.size(), 1)))
         , write_every_(write_every)
         , prefetch_(prefetch && !store.updates())
         , exchange_(std::move(exchange))
@@ -144,7 +144,7 @@ public:
         } catch (...) {}      // what went wrong there has been thrown, or nobody asked for it
     }
 
-    [[nodiscard]] std::size_t slots() const noexcept { return slots_; }
+    [[nodiscard]] std::size_t slot_count() const noexcept { return slots_; }
     [[nodiscard]] std::span<const std::size_t> order() const noexcept { return order_; }
     [[nodiscard]] const transfer_counters& counters() const noexcept { return counters_; }
     [[nodiscard]] Exchange& exchange() noexcept { return exchange_; }
@@ -187,8 +187,8 @@ public:
         const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
         const view<T, M> mine = to.sub(own.first, own.count);
         store_.fetch(m, slots_, updates, loaded_);
-        static_cast<void>(loaded_ = submit_upload("load", m, slots_,
-                                                  store_.encoded() ? encoded.view() : as_bytes(mine), none_, none_));
+        static_cast<void>(loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine),
+                                                  none_, none_));
         loaded_.wait(q_);
         if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
         if constexpr (Exchange::gathers) {
@@ -278,12 +278,12 @@ private:
             const view<const std::byte, M> encoded = store_.encoded() ? wire(m, s) : view<std::byte, M>();
             const store_type* const decoder = store_.encoded() ? &store_ : nullptr;
             static_cast<void>(updated_[s] = exchange_.lane().submit(
-                "update",
-                [mine, slices, updates, encoded, decoder, m](auto& c) {
-                    if (decoder != nullptr) { decoder->decode(c.queue(), m, encoded, mine); }
-                    if (!updates.empty()) { apply_updates(c.queue(), mine, slices, updates); }
-                },
-                uploaded_[s]));
+                                  "update",
+                                  [mine, slices, updates, encoded, decoder, m](auto& c) {
+                                      if (decoder != nullptr) { decoder->decode(c.queue(), m, encoded, mine); }
+                                      if (!updates.empty()) { apply_updates(c.queue(), mine, slices, updates); }
+                                  },
+                                  uploaded_[s]));
             if (due(m)) { write_back(m, s, updated_[s]); }
             static_cast<void>(gathered_[s] = exchange_.lane().submit(
                                   "gather", [all, own](auto& c) { Exchange::gather(c, all, own); }));
@@ -299,9 +299,9 @@ private:
     void submit_offload(std::string_view name, std::size_t m, std::size_t s, view<const T, M> weights, After& behind) {
         const view<const std::byte, M> from = as_bytes(weights);
         const view<std::byte, host> to = store_.sink(m, s);
-        static_cast<void>(offloaded_[m] = off_.submit(
-                              name, [from, to](comm::self<Q>& c) { take(c.queue(), from, to); }, behind,
-                              store_.emptied(s)));
+        static_cast<void>(
+            offloaded_[m] = off_.submit(
+                name, [from, to](comm::self<Q>& c) { take(c.queue(), from, to); }, behind, store_.emptied(s)));
         counters_.offloads += 1;
         counters_.offload_bytes += to.size();
         store_.stored(m, s, offloaded_[m]);
