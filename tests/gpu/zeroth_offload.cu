@@ -1,5 +1,6 @@
 // The offload pipeline on a GPU: the bits of weights that are computed on the host and of a model that runs on the
 // device; page-locked storage, device memory that does not depend on depth, and slices that ranks gather over NCCL.
+#include <algorithm>  // min
 #include <cstddef>    // size_t
 #include <cstdint>    // bytes
 #include <stdexcept>  // what a rank finds wrong
@@ -62,7 +63,7 @@ template <class T> void expect_equal_bits(const trial& t, std::uint32_t runs) {
         const cuda_queue own(0);
         const auto losses = by_pipeline<T>(own, t, store,
                                            {.slot_count = 1 + run % 4,
-                                            .blocks_resident = run / 4 % 3,
+                                            .blocks_resident = std::min<std::size_t>(run / 4 % 3, t.blocks),
                                             .write_back_every = 1 + run / 8 % 2,
                                             .prefetch = run % 5 != 0},
                                            spinning{own, run});
