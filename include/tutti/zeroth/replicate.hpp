@@ -136,7 +136,7 @@ private:
     using M = memory_of<C>;
     using records = std::vector<scalar_record>;
 
-    static constexpr unsigned check_shift = 24;
+    static constexpr unsigned tag_shift = 24;
 
     struct place {
         int side;
@@ -257,8 +257,8 @@ private:
 
     /// The records of all ranks, by rank. Ranks that are not in the same step with the same learning rate throw.
     [[nodiscard]] records gathered(records own, std::uint64_t inputs) {
-        const auto check = static_cast<std::uint32_t>(inputs >> 56);
-        for (scalar_record& r : own) { r.normalizer |= check << check_shift; }
+        const auto tag = static_cast<std::uint32_t>(inputs >> 56);
+        for (scalar_record& r : own) { r.normalizer |= tag << tag_shift; }
         const std::size_t ranks = static_cast<std::size_t>(comm_.size());
         records all(own.size() * ranks);
         scalar_bytes_ += own.size() * sizeof(scalar_record);
@@ -278,7 +278,7 @@ private:
         }
         bool same = true;
         for (scalar_record& r : all) {
-            same = same && r.normalizer >> check_shift == check;
+            same = same && r.normalizer >> tag_shift == tag;
             r.normalizer &= max_normalizer;
         }
         if (!same) { comm_.agree(inputs, formatted("step number, seed or learning rate of step {}", step_)); }
