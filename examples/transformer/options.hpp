@@ -45,7 +45,8 @@ struct options {
     int micro_batch = 0;     // sequences a rank computes at a time; 0: as many as keep its activations in cache
     std::string model_name;  // a published one; empty: sizes are given one by one
     configuration model;
-    double learning_rate = 0;         // 0: what suits the pipeline
+    double learning_rate = 1e-3;
+    bool rate_given = false;          // by the user; otherwise mezo has its own
     int bits = 4;                     // ddp-4bit
     double density = 0.01;            // ddp-topk: kept elements
     int rank = 4;                     // ddp-powersgd
@@ -224,7 +225,13 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--width", o.model.width, "width of the residual stream")
         ->check(within(1, 65'536))
         ->capture_default_str();
-    app.add_option("--lr", o.learning_rate, "peak learning rate; mezo: at all steps")
+    app.add_option_function<double>(
+           "--lr",
+           [&o](double rate) {
+               o.learning_rate = rate;
+               o.rate_given = true;
+           },
+           "peak learning rate; mezo: that of all steps")
         ->default_str("0.001, mezo 0.0001");
     app.add_option("--bits", o.bits,
                    "ddp-4bit: bits of an element, also other than 4; ddp-lgreco: those it starts from")
@@ -438,7 +445,7 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     using detail::require;
     require(o.token_file.empty() || o.data.empty(), "--tokens: not together with --data");
     require(o.validation_token_file.empty() || !o.token_file.empty(), "--validation-tokens: needs --tokens");
-    if (o.learning_rate == 0) { o.learning_rate = o.of_forward_passes() ? 1e-4 : 1e-3; }
+    if (!o.rate_given && o.of_forward_passes()) { o.learning_rate = 1e-4; }
     require(std::isfinite(o.learning_rate) && o.learning_rate > 0 && o.learning_rate <= 1e3,
             fmt::format("--lr: {} is not a positive number up to 1000", o.learning_rate));
     require(o.density >= 0.0001 && o.density <= 1,
