@@ -9,6 +9,7 @@
 #include <tutti/comm/topology.hpp>  // machines
 #include <tutti/core/queue.hpp>     // host_queue
 
+#include "forward_tuning.hpp"
 #include "host_math.hpp"
 #include "options.hpp"
 #include "train.hpp"
@@ -38,6 +39,7 @@ template <class T> struct host_device {
 template <class T, class Comm>
 [[nodiscard]] result run_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
     host_device<T> cpu;
+    if (o.of_forward_passes()) { return tune(world, cpu, o, text, origin); }
     return train(world, cpu, o, text, origin);
 }
 

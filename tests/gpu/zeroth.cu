@@ -1,13 +1,17 @@
 // Weights moved along random directions on a device: the host's bits for every type, distribution, size, alignment and
-// number of slices, and nothing written beside them.
+// number of slices, and nothing written beside them; and whole runs.
+#include <tutti/zeroth/in_memory.cuh>     // under test
 #include <tutti/zeroth/perturbation.cuh>  // under test
+#include <tutti/zeroth/replicate.hpp>     // under test
 
 #include <cstring>  // memcmp
 #include <vector>   // arrays
 
 #include <doctest/doctest.h>  // checks
 
-#include <tutti/core/buffer.hpp>  // storage
+#include <tutti/comm/self.hpp>       // one rank
+#include <tutti/core/buffer.hpp>     // storage
+#include <tutti/optimize/adamw.hpp>  // moments
 
 #include "device.hpp"          // require_device
 #include "support/oracle.hpp"  // random_element
@@ -136,4 +140,78 @@ TEST_CASE("more than 2^32 bytes, and twice the same") {
     perturb(host_queue(), view<bfloat16>(expected), view<bfloat16>(expected), {&last, 1}, z, 0.5);
     CHECK(test::same_bytes(tail, expected));
     CHECK(test::same_bytes(tail_again, expected));
+}
+
+namespace {
+
+// Steps on a queue; the loss is the host's, of weights that were fetched. Losses, derivatives, weights and their hash.
+template <class T, class Q, class Optimizer = no_optimizer>
+std::vector<double> run_of(const Q& q, const estimator& how, applied when, Optimizer optimizer = {}) {
+    constexpr std::size_t n = 5003;
+    const std::vector<tensor_slice> slices{{.tensor = 0, .offset = 0, .count = 4000},
+                                           {.tensor = 1, .offset = 4000, .count = 3, .decayed = false},
+                                           {.tensor = 2, .offset = 4003, .count = 500, .frozen = true},
+                                           {.tensor = 3, .offset = 4503, .count = 500}};
+    std::vector<T> here(n);
+    for (std::size_t i = 0; i < n; ++i) { here[i] = static_cast<T>(0.1f * test::random_element<float>(1, i)); }
+    const buffer<T, Q> w(q, n);
+    using M = typename Q::memory_type;
+    const auto fetched = [&](view<const T, M> from) {
+        if constexpr (Q::executes_inline) {
+            std::copy(from.begin(), from.end(), here.begin());
+        } else {
+            download(q, from, view<T>(here));
+        }
+    };
+    if constexpr (Q::executes_inline) {
+        std::copy(here.begin(), here.end(), w.data());
+    } else {
+        upload(q, view<const T>(here), w.view());
+    }
+    const auto loss = [&](view<const T, M> weights, std::size_t micro_batch) {
+        fetched(weights);
+        double sum = 0;
+        for (std::size_t i = 0; i < n; ++i) {
+            const double d =
+                static_cast<double>(static_cast<master_t<T>>(here[i])) - 0.01 * static_cast<double>(micro_batch);
+            sum += d * d;
+        }
+        return loss_value{sum, 7};
+    };
+    in_memory weights(q, w.view(), slices, loss, when, optimizer);
+    replicated driver(comm::self<Q>(q), weights, how, {.shards = 2, .micro_batches = 2});
+    std::vector<double> out;
+    for (int k = 0; k < 6; ++k) {
+        const step_result r = driver.step(1e-4);
+        out.push_back(r.loss_plus);
+        out.push_back(r.loss_other);
+        out.insert(out.end(), r.derivatives.begin(), r.derivatives.end());
+    }
+    weights.flush();
+    fetched(w.view());
+    for (const T x : here) { out.push_back(static_cast<double>(static_cast<master_t<T>>(x))); }
+    const std::uint64_t hash = weights.hash();
+    out.push_back(static_cast<double>(hash >> 32));
+    out.push_back(static_cast<double>(hash & 0xffffffffu));
+    return out;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("steps on a device have the host's bits", T, float, bfloat16) {
+    test::require_device();
+    const cuda_queue q(0);
+    const host_queue h;
+    for (const estimate sides : {estimate::two_sided, estimate::one_sided}) {
+        const estimator how{.directions = 3, .sides = sides, .seed = 2, .weight_decay = 0.1};
+        const auto expected = run_of<T>(h, how, applied::at_once);
+        CHECK(test::same_bytes(run_of<T>(q, how, applied::at_once), expected));
+        CHECK(test::same_bytes(run_of<T>(q, how, applied::with_next_probe), expected));
+    }
+    const estimator careful{.rule = update_rule::conservative, .draws = distribution::rademacher};
+    CHECK(test::same_bytes(run_of<T>(q, careful, applied::at_once), run_of<T>(h, careful, applied::at_once)));
+    if constexpr (std::same_as<T, float>) {
+        const optimize::adamw adam{};
+        CHECK(test::same_bytes(run_of<T>(q, {}, applied::at_once, adam), run_of<T>(h, {}, applied::at_once, adam)));
+    }
 }

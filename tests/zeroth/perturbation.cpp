@@ -233,6 +233,15 @@ TEST_CASE("perturbed in place and back, weights move; with a copy they never do"
             moved += w[s.offset + i] != before;
         }
     }
+    // Two replicas that perturb to different sides and restore are no longer equal: why weights are not perturbed in place.
+    std::vector<float> up = start, down = start;
+    for (const double side : {1.0, -1.0}) {
+        perturb(q, view<float>(up), view<float>(up), model(), z, side * static_cast<double>(epsilon));
+        perturb(q, view<float>(down), view<float>(down), model(), z, -side * static_cast<double>(epsilon));
+    }
+    std::size_t apart = 0;
+    for (std::size_t i = 0; i < model_size; ++i) { apart += up[i] != down[i]; }
+    CHECK(apart > model_size / 20);
     CHECK(moved > model_size / 4);  // about 45 of 100 do
     // A learning rate of 0, with gradients: 20,000 steps of a small tensor.
     const tensor_slice small{.tensor = 1, .count = 16};

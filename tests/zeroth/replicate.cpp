@@ -3,6 +3,7 @@
 #include <doctest/doctest.h>  // checks
 
 #include <atomic>  // which rank
+#include <cmath>   // nextafter
 #include <limits>  // nan
 #include <string>  // texts
 #include <vector>  // runs
@@ -93,10 +94,10 @@ TEST_CASE("a rank sends 16 bytes a step, whatever the model and however many ran
                               division{.sides = 2, .data = 4, .shards = 4}}) {
         CHECK_NOTHROW(threads::launch(ranks_of(d), [&](threads& world) {
             comm::counted<threads> counting(world.duplicate("zeroth"));
-            const auto ledger = counting.duplicate("beside");  // shares the count
+            const auto ledger = counting.traffic_ledger();
             const auto run = toy_steps<float>(std::move(counting), 10, {}, d);
             expect(run.scalar_bytes == 160, "{} bytes in 10 steps", run.scalar_bytes);
-            const auto sent = ledger.sent();
+            const auto sent = ledger->snapshot();
             const auto gathers = sent[comm::collective::all_gather];
             expect(gathers.calls == 10, "{} gathers in 10 steps", gathers.calls);
             expect(gathers == sent.total(), "something else than gathers was sent");

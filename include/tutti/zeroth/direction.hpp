@@ -51,22 +51,29 @@ struct direction {
 
 namespace detail {
 
-/// Elements 4 group ... 4 group + 3 of a stream. A block of the generator is four normals, or 128 signs.
+/// The signs of elements from `at` on, as bits from the lowest, up to the next multiple of 32: a block of the generator
+/// has 128.
+[[nodiscard]] TUTTI_HOST_DEVICE constexpr std::uint32_t sign_bits(const random_stream& s, std::uint64_t at) noexcept {
+    const auto words = s.block(at >> 7);
+    // Chosen by comparing, not by an index: words stay in registers.
+    const auto which = static_cast<std::uint32_t>(at >> 5) & 3u;
+    const std::uint32_t low = (which & 1u) != 0 ? words[1] : words[0];
+    const std::uint32_t high = (which & 1u) != 0 ? words[3] : words[2];
+    return ((which & 2u) != 0 ? high : low) >> (static_cast<std::uint32_t>(at) & 31u);
+}
+[[nodiscard]] TUTTI_HOST_DEVICE constexpr float sign_of(std::uint32_t bits, std::uint32_t lane) noexcept {
+    return __builtin_bit_cast(float, 0x3f800000u | ((bits >> lane) << 31));
+}
+
+/// Elements 4 group ... 4 group + 3 of a stream.
 template <distribution kind>
 [[nodiscard]] TUTTI_HOST_DEVICE inline std::array<float, 4> four_of(const random_stream& s, std::uint64_t group) {
     if constexpr (kind == distribution::normal) {
         return normals_from(s.block(group));
     } else {
-        const auto words = s.block(group >> 5);
-        // Chosen by comparing, not by an index: words stay in registers.
-        const auto which = static_cast<std::uint32_t>(group >> 3) & 3u;
-        const std::uint32_t low = (which & 1u) != 0 ? words[1] : words[0];
-        const std::uint32_t high = (which & 1u) != 0 ? words[3] : words[2];
-        const std::uint32_t bits = ((which & 2u) != 0 ? high : low) >> (4 * (static_cast<std::uint32_t>(group) & 7u));
+        const std::uint32_t bits = sign_bits(s, 4 * group);
         std::array<float, 4> z{};
-        for (std::uint32_t lane = 0; lane < 4; ++lane) {
-            z[lane] = __builtin_bit_cast(float, 0x3f800000u | ((bits >> lane) << 31));
-        }
+        for (std::uint32_t lane = 0; lane < 4; ++lane) { z[lane] = sign_of(bits, lane); }
         return z;
     }
 }

@@ -57,11 +57,17 @@ inline constexpr unsigned slice_threads = 256;
 
 template <distribution kind, unsigned width>
 __device__ inline void draw_group(float (&z)[width], const random_stream& s, std::uint64_t group) {
+    if constexpr (kind == distribution::rademacher) {  // all of a word of the generator
+        const std::uint32_t bits = sign_bits(s, group * width);
 #pragma unroll
-    for (unsigned part = 0; part < width / 4; ++part) {
-        const auto four = four_of<kind>(s, group * (width / 4) + part);
+        for (unsigned lane = 0; lane < width; ++lane) { z[lane] = sign_of(bits, lane); }
+    } else {
 #pragma unroll
-        for (unsigned lane = 0; lane < 4; ++lane) { z[4 * part + lane] = four[lane]; }
+        for (unsigned part = 0; part < width / 4; ++part) {
+            const auto four = four_of<kind>(s, group * (width / 4) + part);
+#pragma unroll
+            for (unsigned lane = 0; lane < 4; ++lane) { z[4 * part + lane] = four[lane]; }
+        }
     }
 }
 
@@ -174,7 +180,11 @@ __global__ void __launch_bounds__(slice_threads) work_on_slices(const slice_work
 #pragma unroll 1
         for (unsigned k = 0; k < tile; k += slice_threads) {
             const std::uint64_t group = begin + k + threadIdx.x;
-            if (group * width < end) { do_groups<false, 1, T, kind, what>(all, row, group); }
+            if (row.packed && group * width >= row.first && (group + 1) * width <= end) {
+                do_groups<true, 1, T, kind, what>(all, row, group);
+            } else if (group * width < end) {
+                do_groups<false, 1, T, kind, what>(all, row, group);
+            }
         }
     }
 }

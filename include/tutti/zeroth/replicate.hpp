@@ -17,6 +17,7 @@
 #include <vector>     // records, losses
 
 #include <tutti/comm/communicator.hpp>  // communicator
+#include <tutti/core/deadline.hpp>      // duration
 #include <tutti/core/buffer.hpp>        // records on the way
 #include <tutti/core/queue.hpp>         // staging_queue
 #include <tutti/core/state.hpp>         // hash_bytes
@@ -70,6 +71,7 @@ class replicated {
     std::uint64_t skipped_ = 0;
     std::uint64_t flat_ = 0;
     std::uint64_t scalar_bytes_ = 0;
+    duration gathering_{};
 
 public:
     replicated(C own, P& weights, estimator how, division divided = {})
@@ -92,6 +94,8 @@ public:
     [[nodiscard]] std::uint64_t flat() const noexcept { return flat_; }
     /// Payload that this rank has sent in gathers.
     [[nodiscard]] std::uint64_t scalar_bytes() const noexcept { return scalar_bytes_; }
+    /// Time that this rank has spent in gathers, waiting for the slowest included.
+    [[nodiscard]] duration gathering() const noexcept { return gathering_; }
     [[nodiscard]] C& communicator() noexcept { return comm_; }
 
     step_result step(double learning_rate) {
@@ -136,7 +140,7 @@ private:
     using M = memory_of<C>;
     using records = std::vector<scalar_record>;
 
-    static constexpr unsigned check_shift = 24;
+    static constexpr unsigned tag_shift = 24;
 
     struct place {
         int side;
@@ -257,10 +261,11 @@ private:
 
     /// The records of all ranks, by rank. Ranks that are not in the same step with the same learning rate throw.
     [[nodiscard]] records gathered(records own, std::uint64_t inputs) {
-        const auto check = static_cast<std::uint32_t>(inputs >> 56);
-        for (scalar_record& r : own) { r.normalizer |= check << check_shift; }
+        const auto tag = static_cast<std::uint32_t>(inputs >> 56);
+        for (scalar_record& r : own) { r.normalizer |= tag << tag_shift; }
         const std::size_t ranks = static_cast<std::size_t>(comm_.size());
         records all(own.size() * ranks);
+        const auto begin = clock_type::now();
         scalar_bytes_ += own.size() * sizeof(scalar_record);
         if constexpr (M::host_accessible) {
             comm_.all_gather(view<const scalar_record>(own), view<scalar_record>(all));
@@ -276,9 +281,10 @@ private:
             comm_.synchronize();
             std::copy(here.data(), here.data() + all.size(), all.begin());
         }
+        gathering_ += clock_type::now() - begin;
         bool same = true;
         for (scalar_record& r : all) {
-            same = same && r.normalizer >> check_shift == check;
+            same = same && r.normalizer >> tag_shift == tag;
             r.normalizer &= max_normalizer;
         }
         if (!same) { comm_.agree(inputs, formatted("step number, seed or learning rate of step {}", step_)); }
