@@ -2,12 +2,13 @@
 // Needs schedule/stream_queue and zeroth/block_store.
 #pragma once
 
-#include <chrono>   // delays
-#include <cstddef>  // size_t
-#include <cstdint>  // seeds
-#include <cstring>  // memcpy
-#include <thread>   // sleep
-#include <vector>   // tickets
+#include <chrono>     // delays
+#include <cstddef>    // size_t
+#include <cstdint>    // seeds
+#include <cstring>    // memcpy
+#include <stdexcept>  // a model that fails
+#include <thread>     // sleep
+#include <vector>     // tickets
 
 #include <tutti/comm/self.hpp>           // lanes
 #include <tutti/schedule/lane.hpp>       // lane
@@ -30,13 +31,15 @@ inline void download(const stream_queue& q, view<const std::byte, stream_memory>
     });
 }
 
-// Sleeps now and then, by its own random numbers.
+// Sleeps now and then, by its own random numbers; the call that `calls` counts down to throws.
 class nap {
     std::uint32_t state_;
+    std::size_t calls_;
 
 public:
-    explicit nap(std::uint32_t seed) : state_(seed) {}
+    explicit nap(std::uint32_t seed, std::size_t calls = 0) : state_(seed), calls_(calls) {}
     void operator()() {
+        if (calls_ != 0 && --calls_ == 0) { throw std::runtime_error("the model has had enough"); }
         state_ = state_ * 1664525u + 1013904223u;
         if (state_ >> 30 == 0) { std::this_thread::sleep_for(std::chrono::microseconds(state_ >> 24)); }
     }

@@ -57,3 +57,16 @@ TEST_CASE("an offload that outlasts the next pass holds up its block") {
           expected.losses);
     CHECK(holds(store, expected.weights));
 }
+
+TEST_CASE("a model that throws ends its pipeline, wherever it does, and leaves no memory and no thread behind") {
+    const trial t{.blocks = 5, .steps = 3};
+    const host_queue q;
+    for (std::size_t call = 1; call <= 14 * 2; call += 3) {
+        CAPTURE(call);
+        late_store<float, host_queue> store(zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float)), 1);
+        fill(store, chain_reference<float>({t.blocks}));
+        CHECK_THROWS_WITH_AS(by_pipeline<float>(q, t, store, {.slot_count = 2}, nap(1, call)),
+                             "the model has had enough", std::runtime_error);
+        CHECK(q.account().live() == 0);
+    }
+}
