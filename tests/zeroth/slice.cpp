@@ -4,6 +4,7 @@
 
 #include <cstddef>  // size_t
 #include <cstdint>  // bytes
+#include <string>   // texts
 #include <vector>   // hashes
 
 #include <doctest/doctest.h>  // checks
@@ -115,4 +116,26 @@ TEST_CASE("slices give the bits of whole blocks and move 1/N each way, on any nu
         }
         run_on<zeroth::gather_by_messages>(n, t, expected, 7, collective::exchange);
     }
+}
+
+TEST_CASE("a rank whose model throws, and which goes on without the others, ends them") {
+    const trial t{.blocks = 4, .steps = 3};
+    threads::launch(2, [&](threads& world) {
+        ranks slices(world.duplicate("slices"));
+        const auto rank = static_cast<std::size_t>(world.rank());
+        zeroth::pinned_store<float, host_queue> store(
+            zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float), 2), rank);
+        fill(store, chain_reference<float>({t.blocks}));
+        using exchange = zeroth::sliced<ranks, zeroth::gather_collectively>;
+        const host_queue q = world.queue();
+        chain_model<host_queue, float, nap> model(q, 2, nap(1, rank == 1 ? 17 : 0));
+        zeroth::offload<host_queue, float, decltype(model), exchange> p(q, model, store, {.slot_count = 2},
+                                                                        exchange(std::move(slices)));
+        std::vector<double> losses;
+        std::string why;
+        try {
+            for (std::size_t step = 0; step < t.steps; ++step) { take_step(p, t, step, losses); }
+        } catch (const std::exception& e) { why = e.what(); }
+        expect(why.find("the model has had enough") != std::string::npos, "rank {} ends with '{}'", rank, why);
+    });
 }

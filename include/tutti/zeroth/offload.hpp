@@ -4,15 +4,16 @@
 // copies are made beside them, so nothing drifts; updates keep their own learning rate, and none is left out.
 #pragma once
 
-#include <cmath>      // isfinite
-#include <concepts>   // same_as
-#include <cstddef>    // size_t
-#include <cstdint>    // hashes
-#include <exception>  // uncaught_exceptions
-#include <limits>     // normalizers
-#include <span>       // probes, weights
-#include <utility>    // move
-#include <vector>     // weights
+#include <cmath>        // isfinite
+#include <concepts>     // same_as
+#include <cstddef>      // size_t
+#include <cstdint>      // hashes
+#include <exception>    // uncaught_exceptions
+#include <limits>       // normalizers
+#include <span>         // probes, weights
+#include <string_view>  // texts
+#include <utility>      // move
+#include <vector>       // weights
 
 #include <tutti/core/buffer.hpp>               // buffer
 #include <tutti/core/error.hpp>                // usage_error
@@ -231,12 +232,19 @@ private:
     void usable() const {
         if (failed_) { throw usage_error("offload: used after an error"); }
     }
+    void fail(std::string_view why) noexcept {
+        failed_ = true;
+        ring_.exchange().abort(why);
+    }
     template <class Work> void guarded(Work work) {
         usable();
         try {
             work();
+        } catch (const std::exception& e) {
+            fail(e.what());
+            throw;
         } catch (...) {
-            failed_ = true;
+            fail("an exception that is no std::exception");
             throw;
         }
     }

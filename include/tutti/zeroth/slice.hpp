@@ -4,10 +4,11 @@
 // ZeRO-Infinity, arXiv:2104.07857.
 #pragma once
 
-#include <cstddef>  // size_t
-#include <cstdint>  // hashes
-#include <utility>  // move
-#include <vector>   // messages
+#include <cstddef>      // size_t
+#include <cstdint>      // hashes
+#include <string_view>  // texts
+#include <utility>      // move
+#include <vector>       // messages
 
 #include <tutti/comm/communicator.hpp>  // can_all_gather
 #include <tutti/core/partition.hpp>     // part
@@ -23,6 +24,7 @@ struct whole {
     [[nodiscard]] std::size_t rank() const noexcept { return 0; }
     [[nodiscard]] std::size_t ranks() const noexcept { return 1; }
     [[nodiscard]] std::uint64_t hash(std::uint64_t own) noexcept { return own; }
+    void abort(std::string_view) noexcept {}  // nobody waits for it
 };
 
 /// Parts of a block reach all ranks by one all-gather: NCCL's kernels, which take some multiprocessors.
@@ -55,7 +57,7 @@ struct gather_by_messages {
 ///              the part before it is gathered, so it costs 1/N and offloads need not wait for the computation. Owns
 ///              the communicator moved into it, beside which others may be in use.
 /// Determinism  the bits of `whole`: a number depends on its tensor and place alone.
-/// Errors       those of the lane: a rank that fails ends all.
+/// Errors       those of the lane: a rank that fails, also in its model, ends all by aborted_error.
 template <communicator C, class Gather = gather_collectively> class sliced {
     std::size_t rank_;
     std::size_t ranks_;
@@ -77,6 +79,9 @@ public:
     [[nodiscard]] schedule::lane<C>& lane() noexcept { return lane_; }
 
     template <class T> static void gather(C& c, view<T, memory_of<C>> all, part own) { Gather::gather(c, all, own); }
+
+    /// Ends the other ranks too, which would wait for parts.
+    void abort(std::string_view why) noexcept { lane_.abort(why); }
 
     /// The parts' hashes as one, the same on every rank. Collective.
     [[nodiscard]] std::uint64_t hash(std::uint64_t own) {
