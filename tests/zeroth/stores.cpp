@@ -199,6 +199,29 @@ TEST_CASE("weights in a file: the bits of the reference, bounded memory, and the
     }
 }
 
+TEST_CASE("a block that is still on its way to the file is not read from it") {
+    constexpr std::size_t large = 1 << 19;  // long enough for the next read to come before the write's end
+    const zeroth::model_layout layout({{}, {{{1, large}}}, {}}, sizeof(float));
+    const auto train = [](zeroth::block_store<float, host_queue>& store) {
+        idle_model model;
+        zeroth::offload<host_queue, float, idle_model> p({}, model, store);
+        for (std::uint64_t step = 0; step < 4; ++step) {
+            const zeroth::direction z{.seed = 8, .step = step, .kind = zeroth::distribution::rademacher};
+            const zeroth::probe pristine{z, 0};
+            zeroth::loss_value loss;
+            p.evaluate({&pristine, 1}, 0, {&loss, 1});
+            const zeroth::pending_update u{z, 1.0, 1.0, 0};
+            p.update({&u, 1});
+        }
+    };
+    const scratch_file file;
+    disk store(layout, file.path);
+    train(store);
+    zeroth::pinned_store<float, host_queue> expected(layout);
+    train(expected);
+    CHECK(store.hash(1, 0) == expected.hash(1, 0));
+}
+
 TEST_CASE("a file that cannot be had, or is cut meanwhile, is an error with the system's reason") {
     CHECK_THROWS_WITH_AS(disk(layout_of(1, sizeof(float)), "/nowhere/weights"),
                          "disk_store: cannot open '/nowhere/weights': No such file or directory (2)", backend_error);
