@@ -51,8 +51,10 @@ void take(const Q& q, view<const std::byte, typename Q::memory_type> in, view<st
 ///            begin(), then for each module arrive() and, behind the last work that reads the slot, release(). Uploads
 ///            run ahead as far as slots are free and the module's last visit is over, also into the next pass.
 ///            A transfer is submitted behind all that it depends on, so that its event is enough:
-///              upload   the slot's last reader (the queue as it is), the slot's last offload, the module's last
-///              offload offload  the update (the queue as it is, or the lane that gathers)
+///              upload   the slot's last reader (the queue as it is) and the slot's last offload. So also the module's
+///                       last offload: there are no more slots than modules, so its slot has been waited for by this
+///                       upload or one before it
+///              offload  the update (the queue as it is, or the lane that gathers)
 template <floating_element T, queue Q, class Exchange> class slot_ring {
 public:
     using M = typename Q::memory_type;
@@ -187,8 +189,8 @@ public:
         const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
         const view<T, M> mine = to.sub(own.first, own.count);
         store_.fetch(m, slots_, updates, loaded_);
-        static_cast<void>(loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine),
-                                                  none_, none_));
+        static_cast<void>(
+            loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine), none_));
         loaded_.wait(q_);
         if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
         if constexpr (Exchange::gathers) {
@@ -252,18 +254,17 @@ private:
         const std::size_t m = order_[uploading_ % order_.size()];
         const view<std::byte, M> into = store_.encoded() ? wire(m, s) : as_bytes(own_of(m, s));
         ticket& slot_free = user_[s] == nobody ? none_ : offloaded_[user_[s]];
-        static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free, offloaded_[m]));
+        static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
         user_[s] = m;
         ++uploading_;
     }
     [[nodiscard]] ticket submit_upload(std::string_view name, std::size_t m, std::size_t s, view<std::byte, M> into,
-                                       ticket& slot_free, ticket& module_stored) {
+                                       ticket& slot_free) {
         const view<const std::byte, host> from = store_.source(m, s);
         counters_.uploads += 1;
         counters_.upload_bytes += from.size();
         return up_.submit(
-            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, module_stored,
-            store_.fetched(s));
+            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, store_.fetched(s));
     }
     void exchange_next() {
         if constexpr (Exchange::gathers) {
