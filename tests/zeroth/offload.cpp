@@ -243,6 +243,22 @@ TEST_CASE("bad layouts, options and calls are refused before anything moves") {
     const zeroth::pending_update bad{{}, nan, 0.1, 0};
     CHECK_THROWS_AS(p.update({&bad, 1}), usage_error);
     CHECK(p.counters() == before);
+    using zeroth::distribution;
+    const zeroth::pending_update mixed[] = {{{.seed = 1}, 1, 0.1, 0},
+                                            {{.seed = 1, .index = 1, .kind = distribution::rademacher}, 1, 0.1, 0}};
+    CHECK_THROWS_AS(p.update(mixed), usage_error);
+    p.update({mixed, 1});
+    CHECK_THROWS_WITH_AS(p.update({mixed, 1}), "update: step 0 of seed 1 again; a step's updates come together",
+                         usage_error);
+    const zeroth::pending_update signs{{.seed = 2, .kind = distribution::rademacher}, 1, 0.1, 0};
+    CHECK_THROWS_WITH_AS(p.update({&signs, 1}),
+                         "update: directions are rademacher, those of pending updates normal: flush before",
+                         usage_error);
+    probes = {{signs.z, 1e-3}};
+    CHECK_THROWS_AS(p.evaluate(probes, 0, out), usage_error);
+    p.flush();
+    p.evaluate(probes, 0, out);
+    p.update({&signs, 1});
     std::vector<float> values(3);
     CHECK_THROWS_AS(store.write(1, 0, view<const float>(values)), usage_error);
     CHECK_THROWS_AS(store.read(9, 0, view<float>(values)), usage_error);

@@ -61,7 +61,8 @@ struct offload_options {
 ///
 /// Semantics    evaluate  losses of a micro-batch at weights + scale z for each probe, all in one pass: a block comes
 ///                        once, is updated with what it lacks, and each probe's copy of it is made and used in turn.
-///              update    the updates of a step: known at once, applied when a block comes next.
+///              update    the updates of a step, all at once: applied when a block comes next. While some are pending,
+///                        directions stay of one distribution.
 ///              flush     brings every update into the store: before evaluation elsewhere, saving, and at destruction
 ///                        (where an error is lost: call it before). After T updates and a flush the store holds exactly
 ///                        T, each with the learning rate it was given.
@@ -73,7 +74,7 @@ struct offload_options {
 ///              host waits once a pass, for the losses. With `sliced`, 1/N of the bytes each way and (N-1)/N from other
 ///              ranks.
 /// Errors       usage_error before anything moved: no slot, more residents than blocks, a store of another rank than
-///              the exchange, a probe or update that is not finite. After another error the pipeline has failed.
+///              the exchange, a probe or update that is not finite, a step twice. After another error the pipeline has failed.
 /// Lifetime     store, model and trace outlive it.
 template <queue Q, floating_element T, block_model<Q, T> Model, class Exchange = whole> class offload {
     using M = typename Q::memory_type;
@@ -89,7 +90,8 @@ template <queue Q, floating_element T, block_model<Q, T> Model, class Exchange =
     buffer<double, Q> losses_;
     std::vector<view<const T, M>> weights_;  // of the module that runs
     schedule::timeline::track track_ = 0;
-    bool unsaved_ = false;  // residents have updates that their store lacks
+    std::optional<direction> last_;  // of the last update
+    bool unsaved_ = false;           // residents have updates that their store lacks
     bool failed_ = false;
     int exceptions_ = std::uncaught_exceptions();
     ring ring_;
@@ -134,6 +136,9 @@ public:
         for (const probe& p : probes) {
             if (!std::isfinite(p.scale)) { throw usage_error(formatted("evaluate: a scale of {}", p.scale)); }
         }
+        usable();
+        log_.trim();
+        if (probes.front().scale != 0) { expect_kind("evaluate", probes.front().z.kind); }
         guarded([&] {
             const schedule::scoped_span<> step(options_.trace, track_, "step", schedule::span_kind::step);
             if (losses_.size() < 2 * probes.size()) { losses_ = buffer<double, Q>(q_, 2 * probes.size()); }
@@ -150,13 +155,16 @@ public:
     /// The updates of one step, in the order in which they apply. None: the step changes nothing.
     void update(std::span<const pending_update> step) {
         usable();
-        for (const pending_update& u : step) {
-            if (!std::isfinite(u.gradient) || !std::isfinite(u.learning_rate) || !std::isfinite(u.weight_decay)) {
-                throw usage_error(formatted("update: a gradient of {}, a learning rate of {}, a weight decay of {}",
-                                            u.gradient, u.learning_rate, u.weight_decay));
-            }
-        }
         log_.trim();
+        if (step.empty()) { return; }
+        const direction& z = step.front().z;
+        detail::expect_updates("update", step, z.kind);
+        expect_kind("update", z.kind);
+        if (last_.has_value() && last_->seed == z.seed && last_->step == z.step) {
+            throw usage_error(
+                formatted("update: step {} of seed {} again; a step's updates come together", z.step, z.seed));
+        }
+        last_ = z;
         log_.append(step);
     }
 
@@ -231,6 +239,13 @@ private:
     }
     void usable() const {
         if (failed_) { throw usage_error("offload: used after an error"); }
+    }
+    // Lists of updates are of one distribution, and so is the perturbation that an update is fused with.
+    void expect_kind(std::string_view operation, distribution kind) const {
+        if (log_.size() != 0 && log_.front().z.kind != kind) {
+            throw usage_error(formatted("{}: directions are {}, those of pending updates {}: flush before", operation,
+                                        name_of(kind), name_of(log_.front().z.kind)));
+        }
     }
     void fail(std::string_view why) noexcept {
         failed_ = true;

@@ -50,6 +50,7 @@ public:
         list_.erase(list_.begin(), list_.begin() + static_cast<std::ptrdiff_t>(least - first_));
         first_ = least;
     }
+    [[nodiscard]] const pending_update& front() const { return list_.front(); }
     [[nodiscard]] std::size_t size() const noexcept { return list_.size(); }
     [[nodiscard]] std::size_t steps() const noexcept { return steps_; }
 };
