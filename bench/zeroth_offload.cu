@@ -201,6 +201,7 @@ class opt_model {
     array<float> out_, sums_, losses_;
     array<int> tokens_;
     static constexpr unsigned threads = 256;
+    static constexpr std::size_t logits_of = 512;  // tokens
 
 public:
     opt_model(const cuda_queue& q, const shape& s, std::size_t tokens, std::size_t branches)
@@ -212,7 +213,7 @@ public:
 #endif
         , h_(q, n_ * s.width)
         , qkv_(q, 3 * n_ * s.width)
-        , wide_(q, std::max(4 * n_ * s.width, n_ * words))
+        , wide_(q, std::max(4 * n_ * s.width, std::min(n_, logits_of) * words))
         , out_(q, n_ * s.width)
         , sums_(q, n_ * s.heads)
         , losses_(q, n_)
@@ -256,9 +257,14 @@ public:
     void tail(const cuda_queue& q, const W& w, std::size_t branch, std::size_t, view<double, D> loss) {
         normalize<<<static_cast<unsigned>(n_), threads, 0, q.stream()>>>(x_[branch].data(), w[0].data(), w[1].data(),
                                                                          h_.data(), s_.width);
-        products_.multiply(h_.data(), w[2].data(), nullptr, wide_.data(), n_, s_.width, words, false, false);
-        cross_entropy<<<static_cast<unsigned>(n_), threads, 0, q.stream()>>>(wide_.data(), tokens_.data(),
-                                                                             losses_.data());
+        for (std::size_t t = 0; t < n_;
+             t += logits_of) {  // not of all tokens at once: they would be the largest buffer
+            const std::size_t count = std::min(logits_of, n_ - t);
+            products_.multiply(h_.data() + t * s_.width, w[2].data(), nullptr, wide_.data(), count, s_.width, words,
+                               false, false);
+            cross_entropy<<<static_cast<unsigned>(count), threads, 0, q.stream()>>>(wide_.data(), tokens_.data() + t,
+                                                                                    losses_.data() + t);
+        }
         mean_of<<<1, 1, 0, q.stream()>>>(losses_.data(), n_, loss.data());
         tutti::detail::check_cuda(cudaGetLastError(), "tail");
     }
@@ -271,7 +277,10 @@ public:
         products_.multiply(wide_.data(), w, nullptr, x_[0].data(), n_, 4 * d, d, false, false);
     }
     void multiply_tail(const number* w) {
-        products_.multiply(h_.data(), w, nullptr, wide_.data(), n_, s_.width, words, false, false);
+        for (std::size_t t = 0; t < n_; t += logits_of) {
+            products_.multiply(h_.data() + t * s_.width, w, nullptr, wide_.data(), std::min(logits_of, n_ - t),
+                               s_.width, words, false, false);
+        }
     }
 };
 
@@ -352,7 +361,7 @@ int main(int argc, char** argv) try {
     using namespace zeroth_bench;
     std::string json;
     std::vector<std::string> names{"opt-1.3b", "opt-6.7b", "opt-13b", "opt-175b"};
-    std::vector<std::size_t> slot_count{3}, every{1, 8};
+    std::vector<std::size_t> slot_count{2, 3}, every{1, 8};
     std::vector<std::string> kinds{"normal", "rademacher"};
     std::size_t tokens = 2048;
     int steps = 6;
