@@ -161,8 +161,8 @@ public:
     for (std::size_t k = 0; k < derivatives.size(); ++k) {
         double g = derivatives[k];
         if (how.rule == update_rule::sign) { g = g > 0 ? 1 : g < 0 ? -1 : 0; }
-        updates.push_back({how.direction_of(step, static_cast<std::uint32_t>(k)), g / n, learning_rate,
-                           k == 0 ? how.weight_decay : 0});
+        updates.push_back(
+            {how.direction_of(step, static_cast<std::uint32_t>(k)), g / n, learning_rate, how.weight_decay});
     }
     return updates;
 }
