@@ -68,8 +68,7 @@ template <class T> void rows_of(bench::kernel_table& t, std::size_t n) {
         }
         if constexpr (std::same_as<T, float>) {
             const array<std::uint64_t> hash(q, 1);
-            t.row("hash", type, n,
-                  hash_operation<D>{as_bytes(view<const float, D>(a.view())), hash.view()});
+            t.row("hash", type, n, hash_operation<D>{as_bytes(view<const float, D>(a.view())), hash.view()});
         }
         if constexpr (half_element<T>) {
             const array<real> wide = noise<real>(q, n, 3);

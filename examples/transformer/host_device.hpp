@@ -9,7 +9,6 @@
 #include <tutti/comm/topology.hpp>  // machines
 #include <tutti/core/queue.hpp>     // host_queue
 
-#include "forward_tuning.hpp"
 #include "host_math.hpp"
 #include "options.hpp"
 #include "train.hpp"
@@ -35,11 +34,15 @@ template <class T> struct host_device {
     }
 };
 
+/// The run of a pipeline of forward passes alone; forward_tuning.cpp compiles it.
+template <class T, class Comm>
+[[nodiscard]] result tune_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin);
+
 /// Trains there, in elements of T.
 template <class T, class Comm>
 [[nodiscard]] result run_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+    if (o.of_forward_passes()) { return tune_on_cpu<T>(world, o, text, origin); }
     host_device<T> cpu;
-    if (o.of_forward_passes()) { return tune(world, cpu, o, text, origin); }
     return train(world, cpu, o, text, origin);
 }
 

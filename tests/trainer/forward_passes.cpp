@@ -44,7 +44,7 @@ TEST_CASE("it lowers the loss of a trained model on a new text; every way to sha
     const double after = whole["loss"]["validation"];
     CAPTURE(before);
     CAPTURE(after);
-    CHECK(after < before - 0.1);
+    CHECK(after < before - 0.3);
 
     const auto& figures = whole["zeroth"];
     CHECK(figures["scalar_bytes"] == 16);

@@ -88,7 +88,7 @@ inline void expect_learning_rate(double rate) {
 struct shard_record {
     double difference = 0;         ///< L(w + eps z) minus the other side
     float loss = 0;                ///< L(w + eps z)
-    std::uint32_t normalizer = 0;  ///< 0: the shard says nothing
+    std::uint32_t normalizer = 0;  ///< 0: the shard says nothing, its losses are 0
 };
 
 /// The most terms a shard may have: the rest of the word carries a check.
@@ -108,7 +108,6 @@ struct batch_losses {
     batch_losses all;
     all.finite = true;
     for (const shard_record& s : shards) {
-        if (s.normalizer == 0) { continue; }
         const auto n = static_cast<double>(s.normalizer);
         const auto loss = static_cast<double>(s.loss);
         all.finite = all.finite && std::isfinite(s.difference) && std::isfinite(loss);
@@ -162,8 +161,8 @@ public:
     for (std::size_t k = 0; k < derivatives.size(); ++k) {
         double g = derivatives[k];
         if (how.rule == update_rule::sign) { g = g > 0 ? 1 : g < 0 ? -1 : 0; }
-        updates.push_back({how.direction_of(step, static_cast<std::uint32_t>(k)), g / n, learning_rate,
-                           k == 0 ? how.weight_decay : 0});
+        updates.push_back(
+            {how.direction_of(step, static_cast<std::uint32_t>(k)), g / n, learning_rate, how.weight_decay});
     }
     return updates;
 }

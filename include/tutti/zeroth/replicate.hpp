@@ -17,8 +17,8 @@
 #include <vector>     // records, losses
 
 #include <tutti/comm/communicator.hpp>  // communicator
-#include <tutti/core/deadline.hpp>      // duration
 #include <tutti/core/buffer.hpp>        // records on the way
+#include <tutti/core/deadline.hpp>      // duration
 #include <tutti/core/queue.hpp>         // staging_queue
 #include <tutti/core/state.hpp>         // hash_bytes
 #include <tutti/core/text.hpp>          // formatted
