@@ -121,7 +121,7 @@ template <class T, class Wire, class Convert> void expect_masters(const trial& t
 }
 
 // One block of many weights of deviation 0.02, and a model that does nothing with it.
-constexpr std::size_t many = 1 << 16;
+constexpr std::size_t many = 1 << 14;
 struct idle_model {
     template <class W> void head(host_queue, W, std::size_t, std::size_t) {}
     template <class W> void block(host_queue, std::size_t, W, std::size_t, std::size_t) {}
@@ -200,7 +200,7 @@ TEST_CASE("weights in a file: the bits of the reference, bounded memory, and the
 }
 
 TEST_CASE("a block that is still on its way to the file is not read from it") {
-    constexpr std::size_t large = 1 << 19;  // long enough for the next read to come before the write's end
+    constexpr std::size_t large = 1 << 18;  // long enough for the next read to come before the write's end
     const zeroth::model_layout layout({{}, {{{1, large}}}, {}}, sizeof(float));
     const auto train = [](zeroth::block_store<float, host_queue>& store) {
         idle_model model;
@@ -250,7 +250,7 @@ TEST_CASE("a master keeps small updates that weights of 16 bits round away") {
     }
     CHECK(stored_survival<float>(1e-7) >= 0.99);
     CHECK(stored_survival<float16>(1e-7) < 0.2);
-    CHECK(stored_survival<bfloat16>(1e-7) < 0.02);
+    CHECK(stored_survival<bfloat16>(1e-7) < 0.05);
     CHECK(stored_survival<bfloat16>(1e-6) < 0.2);
 }
 
