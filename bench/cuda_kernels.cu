@@ -34,82 +34,14 @@
 #include <tutti/optimize/sgd.hpp>
 #include <tutti/strategy/data_parallel.cuh>
 
-#include "support/environment.hpp"
+#include "support/kernel_table.hpp"
 #include "support/statistics.hpp"
 
 namespace {
 
 using namespace tutti;
 using D = device_memory;
-using tutti::detail::check_cuda;
 template <class T> using array = buffer<T, cuda_queue>;
-
-struct timer {
-    cudaEvent_t event = nullptr;
-    timer() { check_cuda(cudaEventCreate(&event), "cudaEventCreate"); }
-    timer(const timer&) = delete;
-    timer& operator=(const timer&) = delete;
-    ~timer() { cudaEventDestroy(event); }
-};
-
-class table {
-    cuda_queue q_{0};
-    timer begin_, end_;
-    int samples_;
-    std::string only_;
-    double copy_bandwidth_ = 0;
-    nlohmann::ordered_json rows_ = nlohmann::ordered_json::array();
-
-    // Seconds of one of `repeats` runs in a row.
-    template <class Run> double seconds(int repeats, Run& enqueue) {
-        check_cuda(cudaEventRecord(begin_.event, q_.stream()), "cudaEventRecord");
-        for (int i = 0; i < repeats; ++i) { enqueue(); }
-        check_cuda(cudaEventRecord(end_.event, q_.stream()), "cudaEventRecord");
-        check_cuda(cudaEventSynchronize(end_.event), "cudaEventSynchronize");
-        float milliseconds = 0;
-        check_cuda(cudaEventElapsedTime(&milliseconds, begin_.event, end_.event), "cudaEventElapsedTime");
-        return static_cast<double>(milliseconds) * 1e-3 / repeats;
-    }
-    template <class Run> bench::summary measure(Run enqueue) {
-        const double once = std::max(seconds(2, enqueue), 1e-7);
-        const int repeats = std::clamp(static_cast<int>(2e-3 / once), 1, 200);
-        seconds(repeats, enqueue);
-        std::vector<double> times;
-        for (int s = 0; s < samples_; ++s) { times.push_back(seconds(repeats, enqueue)); }
-        return bench::summarize(times);
-    }
-
-public:
-    table(int samples, std::string only) : samples_(samples), only_(std::move(only)) {
-        constexpr std::size_t bytes = std::size_t{1} << 30;
-        const array<std::byte> from(q_, bytes), to(q_, bytes);
-        const auto copies = measure([&] { copy(q_, from.view(), to.view()); });
-        copy_bandwidth_ = 2 * static_cast<double>(bytes) / copies.p50;
-        fmt::print("# copy of 1 GiB: {:.0f} GB/s, read and written\n", copy_bandwidth_ * 1e-9);
-        fmt::print("# {:<22} {:<22} {:>10} {:>12} {:>10} {:>8} {:>6}\n", "operation", "elements of type", "elements",
-                   "bytes", "us", "GB/s", "share");
-    }
-    [[nodiscard]] const cuda_queue& queue() const { return q_; }
-    [[nodiscard]] double copy_bandwidth() const { return copy_bandwidth_; }
-    [[nodiscard]] const nlohmann::ordered_json& rows() const { return rows_; }
-
-    template <class O> void row(const std::string& name, const std::string& type, std::size_t elements, const O& op) {
-        if (!only_.empty() && name.find(only_) == std::string::npos) { return; }
-        const auto times = measure([&] { run(q_, op); });
-        const double bytes = op.cost().bytes;
-        const double rate = bytes / times.p50;
-        fmt::print("{:<24} {:<22} {:>10} {:>12.0f} {:>10.2f} {:>8.0f} {:>6.2f}\n", name, type, elements, bytes,
-                   times.p50 * 1e6, rate * 1e-9, rate / copy_bandwidth_);
-        std::fflush(stdout);
-        rows_.push_back({{"operation", name},
-                         {"type", type},
-                         {"elements", elements},
-                         {"bytes", bytes},
-                         {"us", {{"min", times.min * 1e6}, {"p50", times.p50 * 1e6}, {"max", times.max * 1e6}}},
-                         {"gb_per_s", rate * 1e-9},
-                         {"share_of_copy", rate / copy_bandwidth_}});
-    }
-};
 
 template <class T> array<T> noise(const cuda_queue& q, std::size_t n, std::uint32_t stream) {
     array<T> a(q, n);
@@ -117,7 +49,7 @@ template <class T> array<T> noise(const cuda_queue& q, std::size_t n, std::uint3
     return a;
 }
 
-template <class T> void rows_of(table& t, std::size_t n) {
+template <class T> void rows_of(bench::kernel_table& t, std::size_t n) {
     using real = master_t<T>;
     const cuda_queue& q = t.queue();
     const std::string type(name_of(dtype_of<T>));
@@ -136,8 +68,7 @@ template <class T> void rows_of(table& t, std::size_t n) {
         }
         if constexpr (std::same_as<T, float>) {
             const array<std::uint64_t> hash(q, 1);
-            t.row("hash", type, n,
-                  strategy::detail::hash_operation<D>{as_bytes(view<const float, D>(a.view())), hash.view()});
+            t.row("hash", type, n, hash_operation<D>{as_bytes(view<const float, D>(a.view())), hash.view()});
         }
         if constexpr (half_element<T>) {
             const array<real> wide = noise<real>(q, n, 3);
@@ -169,7 +100,7 @@ template <class T> void rows_of(table& t, std::size_t n) {
 }
 
 // Sparsifiers at 1 %: of one tensor, of one with a residual, and of the tensors of a model.
-template <class T, class C> void sparsifier_rows(table& t, std::size_t n) {
+template <class T, class C> void sparsifier_rows(bench::kernel_table& t, std::size_t n) {
     using compress::segment;
     namespace sparse = compress::detail;
     const cuda_queue& q = t.queue();
@@ -195,7 +126,7 @@ template <class T, class C> void sparsifier_rows(table& t, std::size_t n) {
     row(", residual", whole, true);
     row(", 148 tensors", model, true);
 }
-template <class T> void random_rows(table& t, std::size_t n) {
+template <class T> void random_rows(bench::kernel_table& t, std::size_t n) {
     using compress::random_k;
     const cuda_queue& q = t.queue();
     const std::string type(name_of(dtype_of<T>));
@@ -212,7 +143,7 @@ template <class T> void random_rows(table& t, std::size_t n) {
 
 // Encoding without and with a residual, decoding, and adding one decoded wire; of one tensor.
 template <class T, class X>
-void rows_of_scheme(table& t, const std::string& name, const X& x, int level, std::size_t n) {
+void rows_of_scheme(bench::kernel_table& t, const std::string& name, const X& x, int level, std::size_t n) {
     const cuda_queue& q = t.queue();
     const std::string type(name_of(dtype_of<T>));
     const compress::segment s{.tensor = 1, .level = level, .rows = n};
@@ -230,7 +161,7 @@ void rows_of_scheme(table& t, const std::string& name, const X& x, int level, st
     if constexpr (std::same_as<T, float>) { t.row(name + " add", type, n, add{x, all, wire.view(), 1, out.view()}); }
 }
 
-void rows_of_compressors(table& t, std::size_t n) {
+void rows_of_compressors(bench::kernel_table& t, std::size_t n) {
     using namespace compress;
     for (const int bits : {2, 4, 8}) {
         rows_of_scheme<float>(t, fmt::format("quantize {}", bits), quantize(), bits, n);
@@ -275,20 +206,9 @@ int main(int argc, char** argv) try {
     app.add_option("-J,--json", json, "write the report here, besides printing it");
     CLI11_PARSE(app, argc, argv);
 
-    cudaDeviceProp card{};
-    check_cuda(cudaGetDeviceProperties(&card, 0), "cudaGetDeviceProperties");
-    int driver = 0, runtime = 0;
-    check_cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-    check_cuda(cudaRuntimeGetVersion(&runtime), "cudaRuntimeGetVersion");
-    nlohmann::ordered_json environment = bench::environment();
-    environment["card"] = card.name;
-    environment["multiprocessors"] = card.multiProcessorCount;
-    environment["cuda_driver"] = driver;
-    environment["cuda_runtime"] = runtime;
-    fmt::print("# {}, {} multiprocessors, driver {}, runtime {}, tutti {}\n", card.name, card.multiProcessorCount,
-               driver, runtime, environment["commit"].get<std::string>());
+    const nlohmann::ordered_json environment = bench::card_environment();
 
-    table t(samples, only);
+    bench::kernel_table t(samples, only);
     for (const std::size_t e : exponents) {
         const std::size_t n = std::size_t{1} << e;
         rows_of<float>(t, n);
@@ -321,22 +241,13 @@ int main(int argc, char** argv) try {
                                 [&] { x.encode(q, all, small.view(), {}, wire.view(), {}); }));
     }
 
-    std::string command = argv[0];
-    command.erase(0, command.find_last_of('/') + 1);
-    for (int i = 1; i < argc; ++i) { command += fmt::format(" {}", argv[i]); }
-    const nlohmann::ordered_json report{{"bench", "cuda_kernels"},
-                                        {"command", command},
-                                        {"environment", environment},
-                                        {"copy_gb_per_s", t.copy_bandwidth() * 1e-9},
-                                        {"samples", samples},
-                                        {"rows", t.rows()},
-                                        {"host", host}};
-    if (!json.empty()) {
-        std::ofstream file(json);
-        file << report.dump(1) << '\n';
-        file.close();
-        if (!file) { throw std::runtime_error("--json: cannot write " + json); }
-    }
+    bench::write_report(json, {{"bench", "cuda_kernels"},
+                               {"command", bench::command_line(argc, argv)},
+                               {"environment", environment},
+                               {"copy_gb_per_s", t.copy_bandwidth() * 1e-9},
+                               {"samples", samples},
+                               {"rows", t.rows()},
+                               {"host", host}});
 } catch (const std::exception& e) {
     std::cerr << argv[0] << ": " << e.what() << '\n';
     return 2;

@@ -14,14 +14,15 @@
 #include <utility>       // pair
 #include <vector>        // data paths
 
-#include <CLI/CLI.hpp>                   // command line
-#include <fmt/format.h>                  // messages
-#include <tutti/comm/shaped.hpp>         // stated networks
-#include <tutti/comm/topology.hpp>       // link
-#include <tutti/core/error.hpp>          // usage_error
-#include <tutti/optimize/adamw.hpp>      // optimizer
-#include <tutti/sequence/placement.hpp>  // no_capacity
-#include <tutti/strategy/staleness.hpp>  // gaps
+#include <CLI/CLI.hpp>                      // command line
+#include <fmt/format.h>                     // messages
+#include <tutti/comm/shaped.hpp>            // stated networks
+#include <tutti/comm/topology.hpp>          // link
+#include <tutti/core/error.hpp>             // usage_error
+#include <tutti/optimize/adamw.hpp>         // optimizer
+#include <tutti/sequence/placement.hpp>     // no_capacity
+#include <tutti/strategy/staleness.hpp>     // gaps
+#include <tutti/zeroth/pending_update.hpp>  // max_directions
 
 #include "bad_input.hpp"
 #include "documents.hpp"
@@ -45,6 +46,7 @@ struct options {
     std::string model_name;  // a published one; empty: sizes are given one by one
     configuration model;
     double learning_rate = 1e-3;
+    bool rate_given = false;          // by the user; otherwise mezo has its own
     int bits = 4;                     // ddp-4bit
     double density = 0.01;            // ddp-topk: kept elements
     int rank = 4;                     // ddp-powersgd
@@ -67,7 +69,11 @@ struct options {
     int recompute = -1;     // -1: what suits the device
     std::string lengths;    // of documents: a distribution's name or a file of them; and pipelines of documents only:
     long capacity = 0;      // tokens of documents that a rank holds; 0: any number
-    std::string plan_picture;  // where a picture of where they are goes; empty: nowhere
+    std::string plan_picture;          // where a picture of where they are goes; empty: nowhere
+    std::string zo_parallel = "data";  // mezo: what ranks share
+    double epsilon = 1e-3;             // likewise: how far weights are moved
+    int directions = 1;                // likewise: of a step
+    int shards = 0;  // likewise: parts of the batch that losses are averaged over; 0: one a rank or pair
     int eval_every = 500;
     std::string report = "run/report.json";
     std::string trace;           // empty: beside the report
@@ -113,6 +119,11 @@ struct options {
     [[nodiscard]] bool of_documents() const {
         return pipeline == "packed" || pipeline == "even-ring" || pipeline == "zeppelin";
     }
+    /// Does it make forward passes alone?
+    [[nodiscard]] bool of_forward_passes() const { return pipeline == "mezo"; }
+    /// Ranks that share the forward passes of a part of the batch: mezo's pairs.
+    [[nodiscard]] int sides() const { return of_forward_passes() && zo_parallel != "data" ? 2 : 1; }
+    [[nodiscard]] int shards_of_batch() const { return shards == 0 ? ranks / sides() : shards; }
     [[nodiscard]] std::int64_t tokens_per_step() const { return std::int64_t{batch} * model.context; }
     [[nodiscard]] std::int64_t tokens_held() const {
         return capacity == 0 ? tutti::sequence::no_capacity : std::int64_t{capacity};
@@ -214,7 +225,14 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--width", o.model.width, "width of the residual stream")
         ->check(within(1, 65'536))
         ->capture_default_str();
-    app.add_option("--lr", o.learning_rate, "peak learning rate")->capture_default_str();
+    app.add_option_function<double>(
+           "--lr",
+           [&o](double rate) {
+               o.learning_rate = rate;
+               o.rate_given = true;
+           },
+           "peak learning rate; mezo: that of all steps")
+        ->default_str("0.001, mezo 0.0001");
     app.add_option("--bits", o.bits,
                    "ddp-4bit: bits of an element, also other than 4; ddp-lgreco: those it starts from")
         ->check(within(1, 8))
@@ -298,6 +316,19 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--plan-picture", o.plan_picture, "likewise: SVG picture of where the first step's documents are")
         ->check(named)
         ->type_name("FILE");
+    app.add_option(
+           "--zo-parallel", o.zo_parallel,
+           "mezo: ranks share the two sides of a direction (perturbation, 2 ranks), parts of the batch (data), or "
+           "both (2d, an even number)")
+        ->capture_default_str();
+    app.add_option("--epsilon", o.epsilon, "likewise: how far weights are moved to either side")->capture_default_str();
+    app.add_option("--directions", o.directions, "likewise: random directions of a step")
+        ->check(within(1, static_cast<long>(tutti::zeroth::max_directions)))
+        ->capture_default_str();
+    app.add_option("--shards", o.shards,
+                   "likewise: parts of the batch that losses are averaged over; runs of equal shards and micro-batches "
+                   "have the same bits on any number of ranks; default: one a rank, or pair")
+        ->check(within(1, 1'000'000));
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
@@ -414,6 +445,7 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     using detail::require;
     require(o.token_file.empty() || o.data.empty(), "--tokens: not together with --data");
     require(o.validation_token_file.empty() || !o.token_file.empty(), "--validation-tokens: needs --tokens");
+    if (!o.rate_given && o.of_forward_passes()) { o.learning_rate = 1e-4; }
     require(std::isfinite(o.learning_rate) && o.learning_rate > 0 && o.learning_rate <= 1e3,
             fmt::format("--lr: {} is not a positive number up to 1000", o.learning_rate));
     require(o.density >= 0.0001 && o.density <= 1,
@@ -480,6 +512,18 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     if (!o.network.empty()) { static_cast<void>(stated_link(o.network)); }  // refuses
     require(o.nodes == 0 || o.ranks % o.nodes == 0,
             fmt::format("--nodes: {} ranks cannot be divided among {} machines", o.ranks, o.nodes));
+    if (o.of_forward_passes()) {
+        require(o.zo_parallel == "data" || o.zo_parallel == "perturbation" || o.zo_parallel == "2d",
+                fmt::format("--zo-parallel: '{}' is not one of perturbation, data, 2d", o.zo_parallel));
+        require(std::isfinite(o.epsilon) && o.epsilon > 0 && o.epsilon <= 1000,
+                fmt::format("--epsilon: {} is not a positive number up to 1000", o.epsilon));
+        require(o.zo_parallel != "perturbation" || o.ranks == 2,
+                fmt::format("--zo-parallel: a direction has two sides, for 2 ranks, not {}; 2d has pairs", o.ranks));
+        require(o.ranks % o.sides() == 0, fmt::format("--zo-parallel: {} ranks are not pairs", o.ranks));
+        require(o.checkpoint.empty(),
+                fmt::format("--checkpoint: pipeline '{}' has none; --save writes weights", o.pipeline));
+        require(!on_gpu, fmt::format("--device: pipeline '{}' runs on the CPU", o.pipeline));
+    }
     constexpr long most_tokens = 1L << 24;  // extents of matrices are int, and so are CBLAS's
     if (o.of_documents()) {
         require(!o.lengths.empty(), fmt::format("--pipeline: '{}' needs --lengths", o.pipeline));
@@ -496,9 +540,12 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
         require(o.tokens_per_step() <= most_tokens,
                 fmt::format("--batch: {} tokens a step are more than {}", o.tokens_per_step(), most_tokens));
     } else {
-        require(o.batch % o.ranks == 0,
-                fmt::format("--batch: {} sequences cannot be divided among {} ranks", o.batch, o.ranks));
-        const int part = o.batch / o.ranks;
+        const int parts = o.of_forward_passes() ? o.shards_of_batch() : o.ranks;
+        require(!o.of_forward_passes() || parts % (o.ranks / o.sides()) == 0,
+                fmt::format("--shards: {} cannot be divided among {} ranks or pairs", parts, o.ranks / o.sides()));
+        require(o.batch % parts == 0, fmt::format("--batch: {} sequences cannot be divided among {} {}", o.batch, parts,
+                                                  o.shards == 0 ? "ranks" : "shards"));
+        const int part = o.batch / parts;
         if (o.micro_batch == 0) { o.micro_batch = on_gpu ? part : cached_micro_batch(part, o.model.context); }
         require(part % o.micro_batch == 0,
                 fmt::format("--micro-batch: a rank's {} sequences cannot be divided into parts of {}", part,

@@ -1,6 +1,6 @@
 // The list of pipelines: --pipeline and --help know exactly these.
 // To add one: write its file under pipelines/ (a name, a `using`, a `make`) and name it at the end of this one; where
-// something in it needs a .cuh, cuda/strategies.cu includes that.
+// something in it needs a .cuh, cuda/strategies.cu includes that. One of forward passes alone has no `make`.
 #pragma once
 
 #include <string>       // help text
@@ -16,6 +16,7 @@
 #include "pipelines/documents.hpp"
 #include "pipelines/local.hpp"
 #include "pipelines/local_update.hpp"
+#include "pipelines/mezo.hpp"
 #include "pipelines/zero.hpp"
 
 namespace transformer {
@@ -42,13 +43,14 @@ template <class... Each> struct pipeline_list {
     template <class Visit> static void with(std::string_view name, Visit visit) {
         ((name == Each::name ? visit(std::type_identity<Each>()) : void()), ...);
     }
-    /// The strategy of the pipeline that o names.
+    /// The strategy of the pipeline that o names, which has one.
     template <class T, class Comm>
     [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,
                                                                      tutti::schedule::timeline* trace) {
         any_strategy<T, tutti::queue_of<Comm>> made;
-        with(o.pipeline,
-             [&]<class P>(std::type_identity<P>) { made = P::template make<T>(std::move(comm), o, trace); });
+        with(o.pipeline, [&]<class P>(std::type_identity<P>) {
+            if constexpr (!pipelines::of_forward_passes<P>) { made = P::template make<T>(std::move(comm), o, trace); }
+        });
         return made;
     }
 };
@@ -57,6 +59,6 @@ using pipelines_known =
     pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk, pipelines::ddp_powersgd,
                   pipelines::ddp_lgreco, pipelines::zero1, pipelines::zero2, pipelines::zero3, pipelines::local_sgd,
                   pipelines::slowmo, pipelines::co2, pipelines::co2_zero, pipelines::diloco, pipelines::eager_diloco,
-                  pipelines::cocod, pipelines::packed, pipelines::even_ring, pipelines::zeppelin>;
+                  pipelines::cocod, pipelines::packed, pipelines::even_ring, pipelines::zeppelin, pipelines::mezo>;
 
 }  // namespace transformer

@@ -35,6 +35,15 @@ struct sequence_result {
     std::string picture{};       // SVG of where the first step's documents are, if asked for
 };
 
+/// What forward passes alone said: of the last step, and over the run.
+struct zeroth_result {
+    double loss_plus = 0, loss_minus = 0;
+    double gradient = 0;             // along the first direction
+    double largest_move = 0;         // of a step, in epsilons
+    std::uint64_t scalar_bytes = 0;  // that a rank tells the others in a step
+    std::uint64_t skipped = 0;       // steps whose loss was not finite
+};
+
 /// The same on every rank, except for the trace, which is complete on rank 0.
 struct result {
     std::string device = "cpu";
@@ -55,6 +64,7 @@ struct result {
     tutti::schedule::overlap_metrics overlap;  // means over ranks
     std::vector<double> step_seconds;          // of every step, likewise
     std::optional<sequence_result> sequence;   // of documents
+    std::optional<zeroth_result> zeroth;       // of forward passes alone
     std::uint64_t peak_bytes = 0;              // maximum over ranks
     std::vector<std::uint16_t> sample;         // tokens that the trained model wrote
     std::string trace;                         // Chrome trace of all ranks, the last 1000 steps
@@ -85,8 +95,8 @@ struct result {
     const auto trained = static_cast<std::uint64_t>(tokens_of(o, r));
     nlohmann::ordered_json utilization;  // null where there is no peak to compare with
     if (r.peak_flops > 0) { utilization = model_flops(o, r) / (r.peak_flops * o.ranks); }
-    nlohmann::ordered_json ratio;  // null where nothing is sent
-    if (r.wire_bytes_per_step > 0) {
+    nlohmann::ordered_json ratio;  // null where no gradient is sent
+    if (r.wire_bytes_per_step > 0 && r.dense_bytes_per_step > 0) {
         ratio = static_cast<double>(r.dense_bytes_per_step) / static_cast<double>(r.wire_bytes_per_step);
     }
     nlohmann::ordered_json levels;  // null where gradients are not compressed
@@ -114,6 +124,12 @@ struct result {
                     {"inter_node_bytes", r.sequence->inter_node_bytes},
                     {"remapped_tokens", r.sequence->remapped_tokens}};
     }
+    nlohmann::ordered_json zeroth;  // null where there are gradients
+    if (r.zeroth) {
+        zeroth = {{"loss_plus", r.zeroth->loss_plus},       {"loss_minus", r.zeroth->loss_minus},
+                  {"gradient", r.zeroth->gradient},         {"largest_move", r.zeroth->largest_move},
+                  {"scalar_bytes", r.zeroth->scalar_bytes}, {"skipped", r.zeroth->skipped}};
+    }
     return {
         {"pipeline", o.pipeline},
         {"backend", o.backend},
@@ -132,6 +148,7 @@ struct result {
         {"compression_ratio", std::move(ratio)},
         {"levels", std::move(levels)},
         {"sequence", std::move(sequence)},
+        {"zeroth", std::move(zeroth)},
         {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
         {"loss",
          {{"unit", fmt::format("nats per {}", o.unit())},

@@ -13,6 +13,7 @@
 #include <tutti/core/elementwise.hpp>
 #include <tutti/core/error.hpp>
 #include <tutti/core/exact.hpp>
+#include <tutti/core/hash.hpp>
 #include <tutti/core/memory.hpp>
 #include <tutti/core/partition.hpp>
 #include <tutti/core/philox.hpp>

@@ -284,7 +284,7 @@ TEST_CASE("sums and hashes") {
         same_bits(
             "hash",
             []<memory M>(view<std::uint8_t, M> a, view<std::uint64_t, M> b) {
-                return strategy::detail::hash_operation<M>{as_bytes(view<const std::uint8_t, M>(a)), b};
+                return hash_operation<M>{as_bytes(view<const std::uint8_t, M>(a)), b};
             },
             [&] {
                 std::vector<std::uint8_t> bytes(n);

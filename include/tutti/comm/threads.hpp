@@ -195,6 +195,8 @@ private:
         compare_postings(c);
         if (staged) {  // inputs are in channel memory: nobody has to wait until they have been read
             for (std::size_t p = 0; p < ranks(); ++p) { rows_[p] = letter_of(p).stage(); }
+            // A part in place is left alone, as a large one is: its owner may be reading it.
+            if (c.kind == collective::all_gather || c.kind == collective::all_gather_v) { rows_[me()] = c.in; }
             pull(c);
             return;
         }

@@ -16,6 +16,7 @@
 #include <tutti/comm/self.hpp>                         // local
 #include <tutti/core/buffer.hpp>                       // storage
 #include <tutti/core/elementwise.hpp>                  // copy
+#include <tutti/core/hash.hpp>                         // hash_operation
 #include <tutti/core/stochastic_rounding.hpp>          // half_element
 #include <tutti/core/text.hpp>                         // formatted
 #include <tutti/optimize/clip.hpp>                     // global_norm
@@ -228,7 +229,7 @@ public:
         order_.finish();
         flush();
         const buffer<std::uint64_t, Q> hash(queue_, 1);
-        run(queue_, detail::hash_operation<M>{as_bytes(view<const master, M>(owned_)), hash.view()});
+        run(queue_, hash_operation<M>{as_bytes(view<const master, M>(owned_)), hash.view()});
         comm_.agree(fetch(queue_, hash.view(), std::uint64_t{0}), "the hash of all parameters at finish");
     }
 

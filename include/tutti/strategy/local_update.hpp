@@ -20,6 +20,7 @@
 #include <tutti/core/buffer.hpp>                     // what a consensus hides
 #include <tutti/core/elementwise.hpp>                // copy
 #include <tutti/core/error.hpp>                      // usage_error
+#include <tutti/core/hash.hpp>                       // hash_operation
 #include <tutti/core/run.hpp>                        // fetch
 #include <tutti/core/text.hpp>                       // formatted
 #include <tutti/schedule/lane.hpp>                   // lane
@@ -233,7 +234,7 @@ public:
         }
         inner_.publish();
         const buffer<std::uint64_t, Q> hash(queue_, 1);
-        run(queue_, detail::hash_operation<M>{as_bytes(view<const master, M>(x)), hash.view()});
+        run(queue_, hash_operation<M>{as_bytes(view<const master, M>(x)), hash.view()});
         comm_.agree(fetch(queue_, hash.view(), std::uint64_t{0}), "the hash of all parameters at finish");
         flush();
         inner_.finish();

@@ -18,11 +18,12 @@
 #include <tutti/comm/topology.hpp>                   // nodes
 #include <tutti/core/buffer.hpp>                     // a hash
 #include <tutti/core/detail/detour.hpp>              // between two queues
+#include <tutti/core/hash.hpp>                       // hash_operation
 #include <tutti/core/reduce_op.hpp>                  // mean
 #include <tutti/core/run.hpp>                        // fetch
 #include <tutti/core/state.hpp>                      // hash_bytes
 #include <tutti/schedule/bucket.hpp>                 // bucket_plan
-#include <tutti/strategy/detail/parameter_list.hpp>  // hash_operation
+#include <tutti/strategy/detail/parameter_list.hpp>  // what strategies share
 #include <tutti/strategy/detail/shard_plan.hpp>      // shard_plan
 #include <tutti/strategy/shard_exchange.hpp>         // plain_shards
 #include <tutti/strategy/strategy.hpp>               // parameters
@@ -85,7 +86,7 @@ struct node_shards {
             if (across_->size() == 1) { return; }
             const auto q = comm.queue();
             const buffer<std::uint64_t, queue_of<C>> hash(q, 1);
-            run(q, detail::hash_operation<M>{as_bytes(owned), hash.view()});
+            run(q, hash_operation<M>{as_bytes(owned), hash.view()});
             const auto parts = inside_->gather_control({fetch(q, hash.view(), std::uint64_t{0}), 0, 0, 0});
             std::vector<std::uint64_t> hashes;
             for (const comm::control_record& part : parts) { hashes.push_back(part[0]); }

@@ -17,6 +17,7 @@
 #include <tutti/comm/communicator.hpp>                  // communicator, can_reduce_scatter
 #include <tutti/core/buffer.hpp>                        // storage
 #include <tutti/core/elementwise.hpp>                   // copy
+#include <tutti/core/hash.hpp>                          // hash_operation
 #include <tutti/core/reduce_op.hpp>                     // mean, sum
 #include <tutti/core/stochastic_rounding.hpp>           // half_element
 #include <tutti/core/text.hpp>                          // formatted
@@ -302,11 +303,11 @@ public:
             const buffer<std::uint64_t, Q> hashes(queue_, list_.size() + 1);
             for (std::size_t i = 0; i < list_.size(); ++i) {
                 const view<const T, M> value = list_[i].value;
-                run(queue_, detail::hash_operation<M>{as_bytes(value), hashes.view().sub(i, 1)});
+                run(queue_, hash_operation<M>{as_bytes(value), hashes.view().sub(i, 1)});
             }
             const view<const std::uint64_t, M> all = hashes.view().sub(0, list_.size());
             const view<std::uint64_t, M> hash = hashes.view().sub(list_.size(), 1);
-            run(queue_, detail::hash_operation<M>{as_bytes(all), hash});
+            run(queue_, hash_operation<M>{as_bytes(all), hash});
             comm_.agree(fetch(queue_, hash, std::uint64_t{0}), "the hash of all parameters at finish");
         }
         exchanged_->expect_replicas(comm_, owned_.view());

@@ -9,8 +9,6 @@
 
 #include <tutti/comm/communicator.hpp>   // communicator
 #include <tutti/core/error.hpp>          // usage_error
-#include <tutti/core/config.hpp>         // TUTTI_HOST_DEVICE
-#include <tutti/core/run.hpp>            // cost
 #include <tutti/core/state.hpp>          // hash_bytes
 #include <tutti/core/text.hpp>           // formatted
 #include <tutti/optimize/optimizer.hpp>  // segment
@@ -91,27 +89,6 @@ template <class T, memory M>
     }
     return {begin, size};
 }
-
-/// out[0] = hash of `in`: the sum of the hashes of its blocks, each seeded by its place, so that any order will do.
-template <memory M> struct hash_operation {
-    static constexpr std::string_view name = "hash";
-    static constexpr std::size_t block = 4096;
-    view<const std::byte, M> in;
-    view<std::uint64_t, M> out;
-    [[nodiscard]] tutti::cost cost() const noexcept { return {static_cast<double>(in.size()), 0}; }
-    [[nodiscard]] TUTTI_HOST_DEVICE std::size_t blocks() const noexcept { return (in.size() + block - 1) / block; }
-    [[nodiscard]] TUTTI_HOST_DEVICE static std::uint64_t seed_of(std::size_t b) noexcept {
-        return hash_seed + 0x9e3779b97f4a7c15ull * (b + 1);  // 2^64 over the golden ratio: spreads
-    }
-    void operator()() const {
-        std::uint64_t sum = 0;
-        for (std::size_t b = 0; b < blocks(); ++b) {
-            const std::size_t rest = in.size() - b * block;
-            sum += hash_bytes(in.data() + b * block, rest < block ? rest : block, seed_of(b));
-        }
-        out.data()[0] = sum;
-    }
-};
 
 /// Runs of elements with the same decay flag, as few as possible; with `split_values` also one behind the other in the
 /// trainer's memory.

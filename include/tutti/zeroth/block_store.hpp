@@ -1,0 +1,172 @@
+// block_store: where the weights of a model's modules are on the host; pinned_store keeps all of them in page-locked
+// memory. Needs zeroth/layout and schedule/ticket. Other stores: disk_store, master_store.
+#pragma once
+
+#include <algorithm>  // copy_n
+#include <cstddef>    // size_t, byte
+#include <cstdint>    // hashes
+#include <span>       // updates
+#include <utility>    // move
+#include <vector>     // images
+
+#include <tutti/core/buffer.hpp>            // buffer
+#include <tutti/core/error.hpp>             // usage_error
+#include <tutti/core/queue.hpp>             // staging_queue
+#include <tutti/core/state.hpp>             // hash_bytes
+#include <tutti/core/text.hpp>              // formatted
+#include <tutti/core/view.hpp>              // view
+#include <tutti/schedule/ticket.hpp>        // ticket
+#include <tutti/zeroth/layout.hpp>          // model_layout
+#include <tutti/zeroth/pending_update.hpp>  // pending_update
+
+namespace tutti::zeroth {
+
+/// The host's weights, and how a pipeline gets at them. One rank's part of every module: all of it where there is one.
+///
+/// Semantics  a store outlives the pipelines that use it. `write` and `read` are the user's: write before a pipeline is
+///            made, which takes blocks ahead; read after a flush and before the next pass. The
+///            other members are the pipeline's: fetch (or several) before an upload, sink and stored around
+///            an offload; `slot` says which of its buffers a transfer uses.
+/// Threads    one thread at a time.
+/// Errors     usage_error for a module, tensor or size that is not the layout's.
+template <floating_element T, queue Q> class block_store {
+    model_layout layout_;
+    std::size_t rank_;
+
+public:
+    using value_type = T;
+    using host = typename staging_queue<Q>::memory_type;
+    using upload_ticket = schedule::ticket<Q>;
+    using host_ticket = schedule::ticket<host_queue>;
+
+    block_store(model_layout l, std::size_t rank) : layout_(std::move(l)), rank_(rank) {
+        if (rank >= layout_.ranks()) {
+            throw usage_error(formatted("block_store: rank {} of a layout for {} ranks", rank, layout_.ranks()));
+        }
+    }
+    block_store(const block_store&) = delete;
+    block_store& operator=(const block_store&) = delete;
+    virtual ~block_store() = default;
+
+    [[nodiscard]] const model_layout& layout() const noexcept { return layout_; }
+    [[nodiscard]] std::size_t rank() const noexcept { return rank_; }
+    /// Which elements of a module's run are here.
+    [[nodiscard]] part own(std::size_t m) const { return layout_.part_of(m, rank_); }
+
+    /// Sets tensor `k` of module `m` (by its place among the module's own): the elements that this rank has.
+    void write(std::size_t m, std::size_t k, view<const T> whole) {
+        each_piece(m, k, whole.size(), "write",
+                   [&](const tensor_slice& piece) { put(m, piece.offset, whole.sub(piece.first, piece.count)); });
+    }
+    /// Reads the elements of a tensor that this rank has; the others of `whole` stay.
+    void read(std::size_t m, std::size_t k, view<T> whole) {
+        each_piece(m, k, whole.size(), "read",
+                   [&](const tensor_slice& piece) { get(m, piece.offset, whole.sub(piece.first, piece.count)); });
+    }
+
+    // --- for pipelines ----------------------------------------------------------------------------------------------
+    /// Does the store apply updates itself? Then fetch is given them, and nothing comes back from the device.
+    [[nodiscard]] virtual bool updates() const noexcept { return false; }
+    /// Bytes that an upload of the module moves.
+    [[nodiscard]] virtual std::size_t wire_bytes(std::size_t m) const { return own(m).count * sizeof(T); }
+    /// Does what is uploaded need decode()? Else it is the weights themselves.
+    [[nodiscard]] virtual bool encoded() const noexcept { return false; }
+    /// What was uploaded becomes the weights `to`, on `q`.
+    virtual void decode(const Q&, std::size_t, view<const std::byte, typename Q::memory_type>,
+                        view<T, typename Q::memory_type>) const {}
+    /// Called once by each pipeline, before the others.
+    virtual void open(std::size_t /*slot_count*/) {}
+    /// Starts to make a module ready for upload. `before`: the last upload from this slot.
+    virtual void fetch(std::size_t m, std::size_t slot, std::span<const pending_update>, upload_ticket& before) = 0;
+    [[nodiscard]] virtual view<const std::byte, host> source(std::size_t m, std::size_t slot) const = 0;
+    /// What an upload from the slot must wait for.
+    [[nodiscard]] virtual host_ticket& fetched(std::size_t slot) = 0;
+    /// Where an offload from the slot goes, and what it must wait for.
+    [[nodiscard]] virtual view<std::byte, host> sink(std::size_t m, std::size_t slot) = 0;
+    [[nodiscard]] virtual host_ticket& emptied(std::size_t slot) = 0;
+    /// `offload` fills the sink.
+    virtual void stored(std::size_t m, std::size_t slot, upload_ticket& offload) = 0;
+    /// Returns when all that was stored is where it belongs.
+    virtual void settle() = 0;
+    /// Of the rank's part of a module, as it is kept.
+    [[nodiscard]] virtual std::uint64_t hash(std::size_t m, std::uint64_t seed) = 0;
+
+protected:
+    /// Elements from `first` on of the rank's part of a module.
+    virtual void put(std::size_t m, std::size_t first, view<const T> values) = 0;
+    virtual void get(std::size_t m, std::size_t first, view<T> values) = 0;
+
+private:
+    template <class Each>
+    void each_piece(std::size_t m, std::size_t k, std::size_t count, std::string_view what, Each each) {
+        if (m >= layout_.modules() || k >= layout_.slices(m).size()) {
+            throw usage_error(formatted("block_store: {} of tensor {} of module {}, which there is not", what, k, m));
+        }
+        const tensor_slice& all = layout_.slices(m)[k];
+        if (count != all.count) {
+            throw usage_error(formatted("block_store: {} of {} elements, but tensor {} of module {} has {}", what,
+                                        count, k, m, all.count));
+        }
+        for (const tensor_slice& piece : slices_within({&all, 1}, own(m))) { each(piece); }
+    }
+};
+
+/// Every module in one page-locked buffer of its own, so that a transfer is one copy at the full rate of the link.
+///
+/// Cost    the model's bytes, or the rank's part of them, of page-locked memory. Contents are zero until written.
+/// Errors  backend_error when memory cannot be page-locked: never ordinary memory instead, which copies slowly and
+///         blocks the host.
+template <floating_element T, queue Q> class pinned_store final : public block_store<T, Q> {
+    using base = block_store<T, Q>;
+    staging_queue<Q> memory_;
+    std::vector<buffer<T, staging_queue<Q>>> images_;
+    typename base::host_ticket none_;
+
+public:
+    using typename base::host;
+    using typename base::host_ticket;
+    using typename base::upload_ticket;
+
+    explicit pinned_store(model_layout l, std::size_t rank = 0, staging_queue<Q> memory = {})
+        : base(std::move(l), rank), memory_(std::move(memory)) {
+        for (std::size_t m = 0; m < this->layout().modules(); ++m) {
+            const std::size_t count = this->own(m).count;
+            try {
+                images_.emplace_back(memory_, count);
+            } catch (const backend_error& e) {
+                throw backend_error(
+                    formatted("pinned_store: module {} of {}: {} bytes cannot be page-locked, {} are: {}", m,
+                              this->layout().modules(), count * sizeof(T), memory_.account().live(), e.what()),
+                    e.context());
+            }
+            std::fill_n(images_.back().data(), count, T{});
+        }
+    }
+    /// The rank's part of a module, as it is stored.
+    [[nodiscard]] view<T, host> image(std::size_t m) const { return images_.at(m).view(); }
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.account().live(); }
+
+    void fetch(std::size_t, std::size_t, std::span<const pending_update>, upload_ticket&) override {}
+    [[nodiscard]] view<const std::byte, host> source(std::size_t m, std::size_t) const override {
+        return as_bytes(image(m));
+    }
+    [[nodiscard]] host_ticket& fetched(std::size_t) override { return none_; }
+    [[nodiscard]] view<std::byte, host> sink(std::size_t m, std::size_t) override { return as_bytes(image(m)); }
+    [[nodiscard]] host_ticket& emptied(std::size_t) override { return none_; }
+    void stored(std::size_t, std::size_t, upload_ticket&) override {}
+    void settle() override {}
+    [[nodiscard]] std::uint64_t hash(std::size_t m, std::uint64_t seed) override {
+        const view<const T, host> all = image(m);
+        return hash_bytes(as_bytes(view<const T>(all.data(), all.size())), seed);
+    }
+
+private:
+    void put(std::size_t m, std::size_t first, view<const T> values) override {
+        std::copy_n(values.data(), values.size(), images_[m].data() + first);
+    }
+    void get(std::size_t m, std::size_t first, view<T> values) override {
+        std::copy_n(images_[m].data() + first, values.size(), values.data());
+    }
+};
+
+}  // namespace tutti::zeroth

@@ -1,0 +1,312 @@
+// slot_ring: blocks on their way through a few slots of a device: fetch, upload, gather, offload, each on a lane.
+// Needs schedule/lane, zeroth/{block_store,slice,update_log}. Ordered by events and tickets alone: inside a pass the
+// host waits for nothing but stores that are slower than the device.
+// Source: Wang et al., ZO2, arXiv:2503.12668; a ring of slots that the caller sizes, and offloads that do
+// not wait for the computation, are ours.
+#pragma once
+
+#include <algorithm>  // min, max
+#include <cstddef>    // size_t, byte
+#include <cstdint>    // bytes
+#include <span>       // slices
+#include <string>     // names
+#include <utility>    // move
+#include <vector>     // tickets
+
+#include <tutti/comm/self.hpp>                 // self
+#include <tutti/core/buffer.hpp>               // buffer
+#include <tutti/core/elementwise.hpp>          // copy
+#include <tutti/core/error.hpp>                // usage_error
+#include <tutti/core/text.hpp>                 // formatted
+#include <tutti/schedule/lane.hpp>             // lane
+#include <tutti/zeroth/block_store.hpp>        // block_store
+#include <tutti/zeroth/perturbation.hpp>       // apply_updates
+#include <tutti/zeroth/slice.hpp>              // whole, sliced
+#include <tutti/zeroth/transfer_counters.hpp>  // transfer_counters
+#include <tutti/zeroth/update_log.hpp>         // update_log
+
+namespace tutti::zeroth::detail {
+
+// Between the host and the memory of a queue, in its order.
+template <queue Q, memory H>
+void bring(const Q& q, view<const std::byte, H> in, view<std::byte, typename Q::memory_type> out) {
+    if constexpr (Q::executes_inline) {
+        copy(q, in, out);
+    } else {
+        upload(q, in, out);
+    }
+}
+template <queue Q, memory H>
+void take(const Q& q, view<const std::byte, typename Q::memory_type> in, view<std::byte, H> out) {
+    if constexpr (Q::executes_inline) {
+        copy(q, in, out);
+    } else {
+        download(q, in, out);
+    }
+}
+
+/// Modules that do not stay on the device, in the order in which they are visited, pass after pass.
+///
+/// Semantics  visits are numbered from 0 over all passes: visit v is of module order[v % n] and in slot v % K. A pass:
+///            begin(), then for each module arrive() and, behind the last work that reads the slot, release(). Uploads
+///            run ahead as far as slots are free and the module's last visit is over, also into the next pass.
+///            A transfer is submitted behind all that it depends on, so that its event is enough:
+///              upload   the slot's last reader (the queue as it is) and the slot's last offload. So also the module's
+///                       last offload: there are no more slots than modules, so its slot has been waited for by this
+///                       upload or one before it
+///              offload  the update (the queue as it is, or the lane that gathers)
+template <floating_element T, queue Q, class Exchange> class slot_ring {
+public:
+    using M = typename Q::memory_type;
+    using store_type = block_store<T, Q>;
+    using host = typename store_type::host;
+    using ticket = schedule::ticket<Q>;
+
+    struct arrival {
+        std::size_t number;  ///< of the module
+        std::size_t slot;
+        view<T, M> weights;
+    };
+
+private:
+    static constexpr std::size_t nobody = static_cast<std::size_t>(-1);
+    using lane = schedule::lane<comm::self<Q>>;
+
+    Q q_;
+    store_type& store_;
+    update_log& log_;
+    std::vector<std::size_t> order_;
+    std::vector<std::vector<tensor_slice>> own_slices_;  // of every module: the part that this rank updates
+    std::size_t slots_;
+    std::size_t write_every_;
+    bool prefetch_;
+    std::size_t slot_size_ = 0;
+    std::size_t wire_size_ = 0;
+    transfer_counters counters_;
+    buffer<T, Q> weights_;
+    buffer<std::byte, Q> wires_;
+    Exchange exchange_;  // its lane works on the buffers above
+    comm::self<Q> root_;
+    lane up_;
+    lane off_;
+    std::vector<ticket> uploaded_;   // by slot
+    std::vector<ticket> updated_;    // by slot, where ranks gather
+    std::vector<ticket> gathered_;   // by slot
+    std::vector<ticket> offloaded_;  // by module
+    std::vector<std::size_t> user_;  // by slot: whose offload to wait for
+    ticket loaded_;
+    ticket none_;
+    // Visits, each number at most the one before it: fetch, upload, exchange, visit.
+    std::size_t fetching_ = 0;
+    std::size_t uploading_ = 0;
+    std::size_t exchanging_ = 0;
+    std::size_t visited_ = 0;
+    std::size_t end_ = 0;  // of the pass
+    bool write_all_ = false;
+
+public:
+    slot_ring(Q q, store_type& store, update_log& log, Exchange exchange, std::vector<std::size_t> order,
+              std::size_t slot_count, std::size_t write_every, bool prefetch, schedule::lane_options lanes)
+        : q_(std::move(q))
+        , store_(store)
+        , log_(log)
+        , order_(std::move(order))
+        , slots_(std::min(slot_count, std::max<std::size_t>(order_.size(), 1)))
+        , write_every_(write_every)
+        , prefetch_(prefetch && !store.updates())
+        , exchange_(std::move(exchange))
+        , root_(q_, {.name = "zeroth"})
+        , up_(root_.duplicate("upload"), lanes)
+        , off_(root_.duplicate("offload"), lanes)
+        , uploaded_(slots_)
+        , updated_(slots_)
+        , gathered_(slots_)
+        , offloaded_(store.layout().modules())
+        , user_(slots_, nobody) {
+        for (std::size_t m = 0; m < store_.layout().modules(); ++m) {
+            own_slices_.push_back(slices_within(store_.layout().slices(m), store_.own(m)));
+        }
+        for (const std::size_t m : order_) {
+            slot_size_ = std::max(slot_size_, store_.layout().size(m));
+            wire_size_ = std::max(wire_size_, store_.wire_bytes(m));
+        }
+        wire_size_ = store_.encoded() ? (wire_size_ + model_layout::alignment - 1) / model_layout::alignment *
+                                            model_layout::alignment
+                                      : 0;
+        weights_ = buffer<T, Q>(q_, slots_ * slot_size_);
+        wires_ = buffer<std::byte, Q>(q_, slots_ * wire_size_);
+        store_.open(slots_ + 1);  // one for modules that stay
+    }
+
+    slot_ring(const slot_ring&) = delete;
+    slot_ring& operator=(const slot_ring&) = delete;
+    ~slot_ring() {
+        try {
+            store_.settle();  // its lanes may be reading the log
+        } catch (...) {}      // what went wrong there has been thrown, or nobody asked for it
+    }
+
+    [[nodiscard]] std::size_t slot_count() const noexcept { return slots_; }
+    [[nodiscard]] std::span<const std::size_t> order() const noexcept { return order_; }
+    [[nodiscard]] const transfer_counters& counters() const noexcept { return counters_; }
+    [[nodiscard]] Exchange& exchange() noexcept { return exchange_; }
+
+    /// `write_all`: every module goes back that lacks an update in its store, also if it is not due.
+    void begin(bool write_all) {
+        end_ += order_.size();
+        write_all_ = write_all;
+        advance();
+    }
+    /// The next module, for work of the queue from now on. Where ranks gather, and where the store updates, it lacks no
+    /// update; else its updates are the visitor's.
+    [[nodiscard]] arrival arrive() {
+        const std::size_t s = visited_ % slots_;
+        const std::size_t m = order_[visited_ % order_.size()];
+        uploaded_[s].wait(q_);
+        if constexpr (Exchange::gathers) {
+            updated_[s].wait(q_);
+            gathered_[s].wait(q_);
+        } else if (store_.encoded()) {
+            store_.decode(q_, m, wire(m, s), slot(m, s));
+        }
+        return {m, s, slot(m, s)};
+    }
+    /// Behind the visitor's update: the module goes back where it is due.
+    void updated(const arrival& at) {
+        if (due(at.number)) { write_back(at.number, at.slot, q_); }
+    }
+    /// Behind the last work that reads the arrival's weights.
+    void release() {
+        ++visited_;
+        advance();
+    }
+
+    /// A module that stays comes from its store, with `updates` where the store applies them, for work of the queue
+    /// from now on.
+    void load(std::size_t m, view<T, M> to, std::span<const pending_update> updates = {}) {
+        if (to.empty()) { return; }
+        const part own = store_.own(m);
+        const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
+        const view<T, M> mine = to.sub(own.first, own.count);
+        store_.fetch(m, slots_, updates, loaded_);
+        static_cast<void>(
+            loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine), none_));
+        loaded_.wait(q_);
+        if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
+        if constexpr (Exchange::gathers) {
+            const ticket t = exchange_.lane().submit(
+                "gather", [to, own](auto& c) { Exchange::gather(c, to, own); }, q_);
+            t.wait(q_);
+            counters_.gathered_bytes += (to.size() - own.count) * sizeof(T);
+        }
+    }
+    /// A module that stays, back to its store, behind the queue's work.
+    void save(std::size_t m, view<const T, M> from) {
+        if (from.empty() || store_.updates()) { return; }
+        const part own = store_.own(m);
+        submit_offload("save", m, slots_, from.sub(own.first, own.count), q_);
+        offloaded_[m].wait(host_queue());
+    }
+    /// Waits until every module is in its store.
+    void settle() {
+        for (const ticket& t : offloaded_) { t.wait(host_queue()); }
+        store_.settle();
+    }
+
+private:
+    [[nodiscard]] view<T, M> slot(std::size_t m, std::size_t s) const {
+        return weights_.view().sub(s * slot_size_, store_.layout().size(m));
+    }
+    [[nodiscard]] view<T, M> own_of(std::size_t m, std::size_t s) const {
+        const part own = store_.own(m);
+        return slot(m, s).sub(own.first, own.count);
+    }
+    [[nodiscard]] view<std::byte, M> wire(std::size_t m, std::size_t s) const {
+        return wires_.view().sub(s * wire_size_, store_.wire_bytes(m));
+    }
+    [[nodiscard]] bool due(std::size_t m) const {
+        return !store_.updates() && log_.steps_behind(m) >= (write_all_ ? 1 : write_every_);
+    }
+
+    // Starts all that may start. A slot is free when its last visit is over, and so is a module.
+    void advance() {
+        const std::size_t n = order_.size();
+        if (n == 0) { return; }
+        const std::size_t last = prefetch_ ? visited_ + n : std::min(visited_ + n, end_);
+        for (;;) {
+            while (fetching_ < std::min(last, uploading_ + slots_)) { fetch(); }
+            if (uploading_ >= std::min(last, visited_ + slots_)) { break; }
+            upload_next();
+        }
+        if constexpr (Exchange::gathers) {
+            while (exchanging_ < std::min(uploading_, end_)) { exchange_next(); }
+        }
+    }
+    void fetch() {
+        const std::size_t s = fetching_ % slots_;
+        const std::size_t m = order_[fetching_ % order_.size()];
+        store_.fetch(m, s, store_.updates() ? log_.pending(m) : std::span<const pending_update>(), uploaded_[s]);
+        if (store_.updates()) { log_.applied(m); }
+        ++fetching_;
+    }
+    void upload_next() {
+        const std::size_t s = uploading_ % slots_;
+        const std::size_t m = order_[uploading_ % order_.size()];
+        const view<std::byte, M> into = store_.encoded() ? wire(m, s) : as_bytes(own_of(m, s));
+        ticket& slot_free = user_[s] == nobody ? none_ : offloaded_[user_[s]];
+        static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
+        user_[s] = m;
+        ++uploading_;
+    }
+    [[nodiscard]] ticket submit_upload(std::string_view name, std::size_t m, std::size_t s, view<std::byte, M> into,
+                                       ticket& slot_free) {
+        const view<const std::byte, host> from = store_.source(m, s);
+        counters_.uploads += 1;
+        counters_.upload_bytes += from.size();
+        return up_.submit(
+            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, store_.fetched(s));
+    }
+    void exchange_next() {
+        if constexpr (Exchange::gathers) {
+            const std::size_t s = exchanging_ % slots_;
+            const std::size_t m = order_[exchanging_ % order_.size()];
+            const view<T, M> all = slot(m, s);
+            const view<T, M> mine = own_of(m, s);
+            const part own = store_.own(m);
+            const std::span<const tensor_slice> slices = own_slices_[m];
+            const std::span<const pending_update> updates =
+                store_.updates() ? std::span<const pending_update>() : log_.pending(m);
+            const view<const std::byte, M> encoded = store_.encoded() ? wire(m, s) : view<std::byte, M>();
+            const store_type* const decoder = store_.encoded() ? &store_ : nullptr;
+            static_cast<void>(updated_[s] = exchange_.lane().submit(
+                                  "update",
+                                  [mine, slices, updates, encoded, decoder, m](auto& c) {
+                                      if (decoder != nullptr) { decoder->decode(c.queue(), m, encoded, mine); }
+                                      if (!updates.empty()) { apply_updates(c.queue(), mine, slices, updates); }
+                                  },
+                                  uploaded_[s]));
+            if (due(m)) { write_back(m, s, updated_[s]); }
+            static_cast<void>(gathered_[s] = exchange_.lane().submit(
+                                  "gather", [all, own](auto& c) { Exchange::gather(c, all, own); }));
+            counters_.gathered_bytes += (all.size() - own.count) * sizeof(T);
+            ++exchanging_;
+        }
+    }
+    template <class After> void write_back(std::size_t m, std::size_t s, After& behind) {
+        submit_offload("offload", m, s, own_of(m, s), behind);
+        log_.applied(m);
+    }
+    template <class After>
+    void submit_offload(std::string_view name, std::size_t m, std::size_t s, view<const T, M> weights, After& behind) {
+        const view<const std::byte, M> from = as_bytes(weights);
+        const view<std::byte, host> to = store_.sink(m, s);
+        static_cast<void>(
+            offloaded_[m] = off_.submit(
+                name, [from, to](comm::self<Q>& c) { take(c.queue(), from, to); }, behind, store_.emptied(s)));
+        counters_.offloads += 1;
+        counters_.offload_bytes += to.size();
+        store_.stored(m, s, offloaded_[m]);
+    }
+};
+
+}  // namespace tutti::zeroth::detail

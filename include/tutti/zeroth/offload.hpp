@@ -1,0 +1,346 @@
+// offload: forward passes and zeroth-order updates of a model that is larger than the device: blocks stream through a
+// few slots. Needs zeroth/{block_store,probe,slice} and schedule/lane; on a CUDA queue zeroth/perturbation.cuh.
+// Source: Wang et al., ZO2, arXiv:2503.12668; DistZO2, arXiv:2507.03211. Ours: weights stay as they are and perturbed
+// copies are made beside them, so nothing drifts; updates keep their own learning rate, and none is left out.
+#pragma once
+
+#include <cmath>        // isfinite
+#include <concepts>     // same_as
+#include <cstddef>      // size_t
+#include <cstdint>      // hashes
+#include <exception>    // uncaught_exceptions
+#include <limits>       // normalizers
+#include <span>         // probes, weights
+#include <string_view>  // texts
+#include <utility>      // move
+#include <vector>       // weights
+
+#include <tutti/core/buffer.hpp>               // buffer
+#include <tutti/core/error.hpp>                // usage_error
+#include <tutti/core/run.hpp>                  // fetch
+#include <tutti/core/state.hpp>                // hash_bytes
+#include <tutti/core/text.hpp>                 // formatted
+#include <tutti/schedule/span.hpp>             // scoped_span
+#include <tutti/zeroth/block_store.hpp>        // block_store
+#include <tutti/zeroth/detail/slot_ring.hpp>   // slot_ring
+#include <tutti/zeroth/perturbation.hpp>       // perturb
+#include <tutti/zeroth/probe.hpp>              // probe, loss_value
+#include <tutti/zeroth/slice.hpp>              // whole
+#include <tutti/zeroth/transfer_counters.hpp>  // transfer_counters
+#include <tutti/zeroth/update_log.hpp>         // update_log
+
+namespace tutti::zeroth {
+
+/// One view for each tensor of a module, in the order in which its shape lists them. The list itself lives as long as
+/// the call, what it refers to until the queue has got there.
+template <class T, memory M> using module_weights = std::span<const view<const T, M>>;
+
+/// A model that runs module by module on a queue.
+///
+/// Semantics  `branch` counts the probes of a pass: the model keeps activations of each, all of one micro-batch. Calls
+///            only enqueue. `tail` leaves two numbers: the mean loss, and by what it is to be weighted beside other
+///            micro-batches and ranks (the tokens that counted). Losses are computed in float or wider.
+template <class F, class Q, class T>
+concept block_model = queue<Q> && requires(F& f, Q q, module_weights<T, typename Q::memory_type> w, std::size_t number,
+                                           view<double, typename Q::memory_type> loss) {
+    f.head(q, w, number, number);           // weights, branch, micro_batch
+    f.block(q, number, w, number, number);  // block, weights, branch, micro_batch
+    f.tail(q, w, number, number, loss);
+};
+
+struct offload_options {
+    std::size_t slot_count = 3;        ///< blocks on the device that arrive, are in use, or leave
+    std::size_t blocks_resident = 0;   ///< the first so many blocks stay on the device
+    std::size_t write_back_every = 1;  ///< steps of updates that a block may lack in its store: it is written so rarely
+    bool prefetch = true;              ///< the next pass's first uploads begin before a pass ends
+    schedule::timeline* trace = nullptr;  ///< lanes, modules and steps; must outlive the pipeline
+    int trace_rank = 0;
+};
+
+/// A model's weights in a store, brought to the device block by block while it runs.
+///
+/// Semantics    evaluate  losses of a micro-batch at weights + scale z for each probe, all in one pass: a block comes
+///                        once, is updated with what it lacks, and each probe's copy of it is made and used in turn.
+///              update    the updates of a step, all at once: applied when a block comes next. While some are pending,
+///                        directions stay of one distribution.
+///              flush     brings every update into the store: before evaluation elsewhere, saving, and at destruction
+///                        (where an error is lost: call it before). After T updates and a flush the store holds exactly
+///                        T, each with the learning rate it was given.
+///              Head, tail and the first `blocks_resident` blocks stay on the device.
+/// Shapes       as the store's layout; probes may be any number, as many as the model has branches.
+/// Determinism  bits do not depend on slots, residents, write_back_every, prefetch, Exchange, or which store keeps T.
+/// Cost         a pass: each block up once; down once where it is due. Device memory: residents, slots times the
+///              largest block, one perturbed copy of the largest module, what the model allocates; not the depth. The
+///              host waits once a pass, for the losses. With `sliced`, 1/N of the bytes each way and (N-1)/N from other
+///              ranks.
+/// Errors       usage_error before anything moved: no slot, more residents than blocks, a store of another rank than
+///              the exchange, a probe or update that is not finite, a step twice. After another error the pipeline has failed.
+/// Lifetime     store, model and trace outlive it.
+template <queue Q, floating_element T, block_model<Q, T> Model, class Exchange = whole> class offload {
+    using M = typename Q::memory_type;
+    using ring = detail::slot_ring<T, Q, Exchange>;
+
+    Q q_;
+    Model& model_;
+    block_store<T, Q>& store_;
+    offload_options options_;
+    update_log log_;
+    std::vector<buffer<T, Q>> residents_;  // by module; empty where it travels
+    buffer<T, Q> scratch_;
+    buffer<double, Q> losses_;
+    std::vector<view<const T, M>> weights_;  // of the module that runs
+    schedule::timeline::track track_ = 0;
+    std::optional<direction> last_;  // of the last update
+    bool unsaved_ = false;           // residents have updates that their store lacks
+    bool failed_ = false;
+    int exceptions_ = std::uncaught_exceptions();
+    ring ring_;
+
+public:
+    using value_type = T;
+    using queue_type = Q;
+
+    offload(Q q, Model& model, block_store<T, Q>& store, offload_options options = {}, Exchange exchange = Exchange{})
+        : q_(std::move(q))
+        , model_(model)
+        , store_(store)
+        , options_(options)
+        , log_(store.layout().modules())
+        , residents_(store.layout().modules())
+        , ring_(q_, store, log_, checked(std::move(exchange), store), travelers(store.layout(), options),
+                options.slot_count, options.write_back_every, options.prefetch,
+                {.trace = options.trace, .trace_rank = options.trace_rank, .consumer = "compute"}) {
+        const model_layout& layout = store_.layout();
+        for (std::size_t m = 0; m < layout.modules(); ++m) {
+            if (!resident(m)) { continue; }
+            residents_[m] = buffer<T, Q>(q_, layout.size(m));
+            ring_.load(m, residents_[m].view());
+        }
+        scratch_ = buffer<T, Q>(q_, layout.largest_copy());
+        if (options_.trace != nullptr) { track_ = options_.trace->track_of(options_.trace_rank, "compute"); }
+    }
+    offload(const offload&) = delete;
+    offload& operator=(const offload&) = delete;
+    ~offload() {
+        if (failed_ || std::uncaught_exceptions() > exceptions_) { return; }
+        try {
+            flush();
+        } catch (...) {}  // the lanes below end what is in flight
+    }
+
+    /// Collective with `sliced`. `out` gets one loss for each probe.
+    void evaluate(std::span<const probe> probes, std::size_t micro_batch, std::span<loss_value> out) {
+        if (probes.empty() || probes.size() != out.size()) {
+            throw usage_error(formatted("evaluate: {} probes and {} losses", probes.size(), out.size()));
+        }
+        for (const probe& p : probes) {
+            if (!std::isfinite(p.scale)) { throw usage_error(formatted("evaluate: a scale of {}", p.scale)); }
+        }
+        usable();
+        log_.trim();
+        if (probes.front().scale != 0) { expect_kind("evaluate", probes.front().z.kind); }
+        guarded([&] {
+            const schedule::scoped_span<> step(options_.trace, track_, "step", schedule::span_kind::step);
+            if (losses_.size() < 2 * probes.size()) { losses_ = buffer<double, Q>(q_, 2 * probes.size()); }
+            ring_.begin(false);
+            for (std::size_t m = 0; m < store_.layout().modules(); ++m) { visit(m, probes, micro_batch); }
+            for (std::size_t b = 0; b < probes.size(); ++b) {
+                const view<double, M> cells = losses_.view().sub(2 * b, 2);
+                out[b].mean = fetch(q_, cells.sub(0, 1), 0.0);
+                out[b].normalizer = counted(fetch(q_, cells.sub(1, 1), 1.0));
+            }
+        });
+    }
+
+    /// The updates of one step, in the order in which they apply. None: the step changes nothing.
+    void update(std::span<const pending_update> step) {
+        usable();
+        log_.trim();
+        if (step.empty()) { return; }
+        const direction& z = step.front().z;
+        detail::expect_updates("update", step, z.kind);
+        expect_kind("update", z.kind);
+        if (last_.has_value() && last_->seed == z.seed && last_->step == z.step) {
+            throw usage_error(
+                formatted("update: step {} of seed {} again; a step's updates come together", z.step, z.seed));
+        }
+        last_ = z;
+        log_.append(step);
+    }
+
+    /// Collective with `sliced`. Cost: one pass without the model where an update is pending, nothing else.
+    void flush() {
+        guarded([&] {
+            bool pending = false;
+            for (std::size_t m = 0; m < store_.layout().modules(); ++m) {
+                pending = pending || log_.steps_behind(m) != 0;
+            }
+            if (pending) {
+                ring_.begin(true);
+                for (std::size_t m = 0; m < store_.layout().modules(); ++m) { visit(m, {}, 0); }
+            }
+            if (unsaved_) {
+                for (std::size_t m = 0; m < store_.layout().modules(); ++m) {
+                    if (resident(m)) { ring_.save(m, residents_[m].view()); }
+                }
+                unsaved_ = false;
+            }
+            ring_.settle();
+            q_.record().wait_host(after(default_timeout()));
+        });
+    }
+
+    /// Of all weights, flushed; the same on ranks that are replicas. Collective with `sliced`.
+    /// Cost  a flush and a read of every weight by the host.
+    [[nodiscard]] std::uint64_t hash() {
+        flush();
+        std::uint64_t h = hash_seed;
+        for (std::size_t m = 0; m < store_.layout().modules(); ++m) { h = store_.hash(m, h); }
+        return ring_.exchange().hash(h);
+    }
+
+    [[nodiscard]] transfer_counters counters() const noexcept { return ring_.counters(); }
+    /// Of all that the rank's queues allocated, also the model's activations.
+    [[nodiscard]] std::size_t peak_device_bytes() const noexcept { return q_.account().peak(); }
+    [[nodiscard]] Q queue() const noexcept { return q_; }
+
+private:
+    [[nodiscard]] static bool stays(const model_layout& layout, const offload_options& o, std::size_t m) noexcept {
+        return m <= o.blocks_resident || m == layout.tail();
+    }
+    [[nodiscard]] bool resident(std::size_t m) const noexcept { return stays(store_.layout(), options_, m); }
+
+    static std::vector<std::size_t> travelers(const model_layout& layout, const offload_options& o) {
+        if (o.slot_count == 0) { throw usage_error("offload: 0 slots, expected 1 or more"); }
+        if (o.write_back_every == 0) { throw usage_error("offload: write_back_every is 0 steps, expected 1 or more"); }
+        if (o.blocks_resident > layout.blocks()) {
+            throw usage_error(
+                formatted("offload: {} resident blocks of a model of {}", o.blocks_resident, layout.blocks()));
+        }
+        std::vector<std::size_t> order;
+        for (std::size_t m = 0; m < layout.modules(); ++m) {
+            if (!stays(layout, o, m)) { order.push_back(m); }
+        }
+        return order;
+    }
+    static Exchange checked(Exchange e, const block_store<T, Q>& store) {
+        if (e.rank() != store.rank() || e.ranks() != store.layout().ranks()) {
+            throw usage_error(
+                formatted("offload: the store has the part of rank {} of {}, the exchange is rank {} of {}",
+                          store.rank(), store.layout().ranks(), e.rank(), e.ranks()));
+        }
+        return e;
+    }
+    [[nodiscard]] static std::uint32_t counted(double terms) {
+        if (!(terms >= 0 && terms <= std::numeric_limits<std::uint32_t>::max())) {
+            throw usage_error(formatted("evaluate: the model says that its loss is of {} terms", terms));
+        }
+        return static_cast<std::uint32_t>(terms);
+    }
+    void usable() const {
+        if (failed_) { throw usage_error("offload: used after an error"); }
+    }
+    // Lists of updates are of one distribution, and so is the perturbation that an update is fused with.
+    void expect_kind(std::string_view operation, distribution kind) const {
+        if (log_.size() != 0 && log_.front().z.kind != kind) {
+            throw usage_error(formatted("{}: directions are {}, those of pending updates {}: flush before", operation,
+                                        name_of(kind), name_of(log_.front().z.kind)));
+        }
+    }
+    void fail(std::string_view why) noexcept {
+        failed_ = true;
+        ring_.exchange().abort(why);
+    }
+    template <class Work> void guarded(Work work) {
+        usable();
+        try {
+            work();
+        } catch (const std::exception& e) {
+            fail(e.what());
+            throw;
+        } catch (...) {
+            fail("an exception that is no std::exception");
+            throw;
+        }
+    }
+
+    // Brings a module's weights up to date and, for each probe, makes the copy and runs the module on it. The slot is
+    // free as soon as the last copy has been made: the model reads copies alone, unless a probe has a scale of 0.
+    void visit(std::size_t m, std::span<const probe> probes, std::size_t micro_batch) {
+        const bool stays_here = resident(m);
+        typename ring::arrival at{m, 0, residents_[m].view()};
+        if (!stays_here) {
+            at = ring_.arrive();
+        } else if (store_.updates() && log_.steps_behind(m) != 0) {
+            ring_.load(m, at.weights, log_.pending(m));
+            log_.applied(m);
+        }
+        const std::span<const tensor_slice> slices = store_.layout().slices(m);
+        const bool updated_before = store_.updates() || (Exchange::gathers && !stays_here);
+        const std::span<const pending_update> updates =
+            updated_before ? std::span<const pending_update>() : log_.pending(m);
+        const bool copied_first = !probes.empty() && probes[0].scale != 0;
+        if (!updates.empty() && !copied_first) { apply_updates(q_, at.weights, slices, updates); }
+        for (std::size_t b = 0; b < probes.size(); ++b) {
+            const bool copied = probes[b].scale != 0;
+            if (copied) { copy_perturbed(m, at.weights, b == 0 ? updates : updates.first(0), probes[b]); }
+            if (b == 0 && !updated_before) { keep(at, stays_here, !updates.empty()); }
+            const bool last = b + 1 == probes.size();
+            if (last && copied && !stays_here) { ring_.release(); }
+            run_module(m, at.weights, copied, b, micro_batch);
+            if (last && !copied && !stays_here) { ring_.release(); }
+        }
+        if (probes.empty()) {
+            if (!updated_before) { keep(at, stays_here, !updates.empty()); }
+            if (!stays_here) { ring_.release(); }
+        }
+    }
+    // What has been updated stays where it is, or goes back to the store when it is due.
+    void keep(const typename ring::arrival& at, bool stays_here, bool changed) {
+        if (!stays_here) {
+            ring_.updated(at);
+        } else if (changed) {
+            log_.applied(at.number);
+            unsaved_ = true;
+        }
+    }
+    void copy_perturbed(std::size_t m, view<T, M> weights, std::span<const pending_update> updates, const probe& p) {
+        const model_layout& layout = store_.layout();
+        const view<T, M> copy = scratch_.view().sub(0, layout.copied(m));
+        const view<T, M> own = copy.sub(0, layout.size(m));
+        if (updates.empty()) {
+            perturb(q_, view<const T, M>(weights), own, layout.slices(m), p.z, p.scale);
+        } else {
+            update_then_perturb(q_, weights, own, layout.slices(m), updates, p.z, p.scale);
+        }
+        for (const tensor_place& tied : layout.places(m)) {  // the head has brought them up to date in this pass
+            if (tied.owner == m) { continue; }
+            const view<const T, M> in = residents_[tied.owner].view().sub(tied.at.offset, tied.at.count);
+            perturb(q_, in, copy.sub(tied.copied, tied.at.count), {&tied.alone, 1}, p.z, p.scale);
+        }
+    }
+    void run_module(std::size_t m, view<const T, M> weights, bool copied, std::size_t branch, std::size_t micro_batch) {
+        const model_layout& layout = store_.layout();
+        weights_.clear();
+        for (const tensor_place& p : layout.places(m)) {
+            if (copied) {
+                weights_.push_back(scratch_.view().sub(p.copied, p.at.count));
+            } else {
+                const view<const T, M> from = p.owner == m ? weights : residents_[p.owner].view();
+                weights_.push_back(from.sub(p.at.offset, p.at.count));
+            }
+        }
+        const bool first = m == 0;
+        const bool last = m == layout.tail();
+        const schedule::scoped_span<Q> running(options_.trace, track_, first ? "head" : last ? "tail" : "block", q_);
+        if (first) {
+            model_.head(q_, weights_, branch, micro_batch);
+        } else if (last) {
+            model_.tail(q_, weights_, branch, micro_batch, losses_.view().sub(2 * branch, 2));
+        } else {
+            model_.block(q_, m - 1, weights_, branch, micro_batch);
+        }
+    }
+};
+
+}  // namespace tutti::zeroth

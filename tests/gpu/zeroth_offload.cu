@@ -1,0 +1,176 @@
+// The offload pipeline on a GPU: the bits of weights that are computed on the host and of a model that runs on the
+// device; page-locked storage, device memory that does not depend on depth, and slices that ranks gather over NCCL.
+#include <algorithm>  // min
+#include <cstddef>    // size_t
+#include <cstdint>    // bytes
+#include <stdexcept>  // what a rank finds wrong
+#include <vector>     // losses
+
+#include <cuda_runtime_api.h>  // attributes
+
+#include <doctest/doctest.h>  // checks
+
+#include <tutti/comm/nccl.hpp>            // ranks
+#include <tutti/zeroth/offload.hpp>       // under test
+#include <tutti/zeroth/perturbation.cuh>  // on the device
+#include <zeroth/trial.hpp>               // runs of the toy
+
+#include "device.hpp"  // require_device
+
+using namespace tutti;
+using namespace tutti::test;
+
+namespace tutti::test {
+
+template <class T> __global__ void run_chain(const chain_operation<T, device_memory> op) {
+    if (threadIdx.x == 0) { op(); }
+}
+template <class T> void launch(const cuda_queue& q, const chain_operation<T, device_memory>& op) {
+    tutti::detail::start(q, op.name, run_chain<T>, 1, 32, op);
+}
+
+}  // namespace tutti::test
+
+namespace {
+
+__global__ void spin(long long cycles) {
+    for (const long long start = clock64(); clock64() - start < cycles;) {}
+}
+// Makes the compute stream late now and then.
+struct spinning {
+    cuda_queue q;
+    std::uint32_t state;
+    void operator()() {
+        state = state * 1664525u + 1013904223u;
+        if (state >> 30 == 0) { tutti::detail::start(q, "spin", spin, 1, 1, static_cast<long long>(state >> 14)); }
+    }
+};
+
+template <class T> using pinned = zeroth::pinned_store<T, cuda_queue>;
+// Not a doctest assertion: ranks are threads.
+void require(bool holds, const char* what) {
+    if (!holds) { throw std::runtime_error(what); }
+}
+const auto nothing = [](std::size_t, const auto&) {};
+
+template <class T> void expect_equal_bits(const trial& t, std::uint32_t runs) {
+    const cuda_queue q(0);
+    const auto expected = by_reference<T>(t, nothing, q);
+    for (std::uint32_t run = 0; run < runs; ++run) {
+        CAPTURE(run);
+        pinned<T> store(zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(T)));
+        fill(store, chain_reference<T>({t.blocks}));
+        const cuda_queue own(0);
+        const auto losses = by_pipeline<T>(own, t, store,
+                                           {.slot_count = 1 + run % 4,
+                                            .blocks_resident = std::min<std::size_t>(run / 4 % 3, t.blocks),
+                                            .write_back_every = 1 + run / 8 % 2,
+                                            .prefetch = run % 5 != 0},
+                                           spinning{own, run});
+        CHECK(losses == expected.losses);
+        CHECK(holds(store, expected.weights));
+    }
+}
+
+}  // namespace
+
+TEST_CASE("a hundred runs with late streams give the bits of the reference, float and 16 bits") {
+    require_device();
+    expect_equal_bits<float>({.blocks = 7, .steps = 4}, 100);
+    expect_equal_bits<bfloat16>({.blocks = 5, .steps = 4}, 16);
+    expect_equal_bits<float16>({.blocks = 5, .steps = 4, .signs = {0, 1}, .kind = zeroth::distribution::rademacher},
+                               16);
+    expect_equal_bits<float>({.blocks = 1, .steps = 5, .directions = 2}, 16);
+}
+
+TEST_CASE("every host buffer is page-locked") {
+    require_device();
+    pinned<float16> store(zeroth::model_layout(chain_shape{5}.shape(), sizeof(float16)));
+    for (std::size_t m = 0; m < store.layout().modules(); ++m) {
+        cudaPointerAttributes attributes{};
+        REQUIRE(cudaPointerGetAttributes(&attributes, store.image(m).data()) == cudaSuccess);
+        CHECK(attributes.type == cudaMemoryTypeHost);
+        CHECK(reinterpret_cast<std::uintptr_t>(store.image(m).data()) % zeroth::model_layout::alignment == 0);
+    }
+}
+
+TEST_CASE("device memory is the same at every depth, by the queue's account and by the driver's pool") {
+    require_device();
+    std::size_t first = 0;
+    std::uint64_t first_high = 0;
+    const cudaMemPool_t pool = tutti::detail::cuda_pool::of(0).handle();
+    for (const std::size_t blocks : {4u, 8u, 16u, 32u}) {
+        CAPTURE(blocks);
+        REQUIRE(cudaDeviceSynchronize() == cudaSuccess);
+        std::uint64_t high = 0;
+        REQUIRE(cudaMemPoolSetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &high) == cudaSuccess);
+        const trial t{.blocks = blocks, .steps = 2};
+        pinned<float> store(zeroth::model_layout(chain_shape{blocks}.shape(), sizeof(float)));
+        const cuda_queue q(0);
+        chain_model<cuda_queue, float, no_pause> model(q, 2, {});
+        zeroth::offload<cuda_queue, float, decltype(model)> p(q, model, store, {.slot_count = 3});
+        std::vector<double> losses;
+        for (std::size_t step = 0; step < t.steps; ++step) { take_step(p, t, step, losses); }
+        p.flush();
+        REQUIRE(cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemHigh, &high) == cudaSuccess);
+        if (first == 0) {
+            first = p.peak_device_bytes();
+            first_high = high;
+        }
+        CHECK(p.peak_device_bytes() == first);
+        CHECK(high == first_high);
+        CHECK(high >= first);
+    }
+}
+
+TEST_CASE("memory that cannot be page-locked is an error that says which, not ordinary memory") {
+    require_device();
+    zeroth::model_shape shape = chain_shape{2}.shape();
+    shape.blocks[1][0].count = std::size_t{1} << 50;
+    CHECK_THROWS_WITH_AS(pinned<float16>(zeroth::model_layout(shape, sizeof(float16))),
+                         doctest::Contains("pinned_store: module 2 of 4: 2251799813"), backend_error);
+    CHECK(cudaGetLastError() == cudaSuccess);  // the error is gone
+    pinned<float16> store(zeroth::model_layout(chain_shape{2}.shape(), sizeof(float16)));
+}
+
+TEST_CASE("slices over NCCL give the bits of whole blocks, 1/N up and down a rank") {
+    require_device();
+    int devices = 0;
+    REQUIRE(cudaGetDeviceCount(&devices) == cudaSuccess);
+    const trial t{.blocks = 4, .steps = 5};
+    const auto expected = by_reference<float>(t, nothing, cuda_queue(0));
+    for (const int n : {1, 2, 4}) {
+        if (n > devices) {
+            MESSAGE("slices on " << n << " GPUs are left out: there are " << devices);
+            continue;
+        }
+        comm::nccl::launch(n, [&](comm::nccl& world) {
+            const zeroth::model_layout layout(chain_shape{t.blocks}.shape(), sizeof(float),
+                                              static_cast<std::size_t>(n));
+            pinned<float> store(layout, static_cast<std::size_t>(world.rank()));
+            fill(store, chain_reference<float>({t.blocks}));
+            const cuda_queue q = world.queue();
+            chain_model<cuda_queue, float, spinning> model(q, 2, {q, static_cast<std::uint32_t>(world.rank())});
+            using exchange = zeroth::sliced<comm::nccl>;
+            zeroth::offload<cuda_queue, float, decltype(model), exchange> p(q, model, store, {.slot_count = 3},
+                                                                            exchange(world.duplicate("slices")));
+            std::vector<double> losses;
+            const auto before = p.counters();
+            for (std::size_t step = 0; step < t.steps; ++step) { take_step(p, t, step, losses); }
+            world.agree(p.hash(), "weights");
+            require(losses == expected.losses, "a rank has other losses");
+            require(holds(store, expected.weights), "a rank has other weights");
+            std::uint64_t travelers = 0, all = 0;
+            for (std::size_t m = 0; m < layout.modules(); ++m) {
+                all += layout.size(m) * sizeof(float);
+                travelers += m == 0 || m == layout.tail() ? 0 : layout.size(m) * sizeof(float);
+            }
+            const auto moved = p.counters() - before;
+            const auto parts = static_cast<std::uint64_t>(n);
+            // Four steps have updates, the last of which the flush writes; uploads ahead of the next pass: three.
+            require(moved.offload_bytes == (4 * travelers + (all - travelers)) / parts, "bytes down");
+            require(moved.upload_bytes >= 6 * travelers / parts && moved.upload_bytes < 7 * travelers / parts,
+                    "bytes up");
+        });
+    }
+}

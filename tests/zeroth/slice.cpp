@@ -1,0 +1,141 @@
+// Sliced transfers: each rank moves its part of every block, updates it, and all gather it. The bits of the reference
+// on 1 to 8 ranks, of sizes that do not divide; bytes up, down and between ranks, exactly.
+#include <tutti/zeroth/slice.hpp>  // under test
+
+#include <cstddef>  // size_t
+#include <cstdint>  // bytes
+#include <string>   // texts
+#include <vector>   // hashes
+
+#include <doctest/doctest.h>  // checks
+
+#include <support/failure.hpp>       // expect
+#include <tutti/comm/counted.hpp>    // ledger
+#include <tutti/comm/threads.hpp>    // ranks
+#include <tutti/zeroth/offload.hpp>  // pipeline
+
+#include "delayed.hpp"  // naps
+#include "trial.hpp"    // runs of the toy
+
+using namespace tutti;
+using namespace tutti::test;
+using comm::collective;
+using comm::threads;
+using zeroth::tensor_slice;
+
+namespace {
+
+using ranks = comm::counted<threads>;
+
+bool same(const tensor_slice& a, const tensor_slice& b) {
+    return a.tensor == b.tensor && a.first == b.first && a.offset == b.offset && a.count == b.count &&
+           a.decayed == b.decayed && a.frozen == b.frozen;
+}
+
+template <class Gather>
+void run_on(int n, const trial& t, const trace_of<float>& expected, std::uint32_t seed, collective gathering) {
+    threads::launch(n, [&](threads& world) {
+        ranks counting(world.duplicate("slices"));
+        const auto ledger = counting.traffic_ledger();
+        const auto each = static_cast<std::size_t>(n);
+        const zeroth::model_layout layout(chain_shape{t.blocks}.shape(), sizeof(float), each);
+        const auto rank = static_cast<std::size_t>(world.rank());
+        zeroth::pinned_store<float, host_queue> store(layout, rank);
+        fill(store, chain_reference<float>({t.blocks}));
+        const host_queue q = world.queue();
+        using model_type = chain_model<host_queue, float, nap>;
+        model_type model(q, 2, nap(seed + static_cast<std::uint32_t>(rank)));
+        using exchange = zeroth::sliced<ranks, Gather>;
+        const bool ahead = seed == 1;  // then uploads belong to no step
+        std::uint64_t residents = 0, travelers = 0;
+        for (std::size_t m = 0; m < layout.modules(); ++m) {
+            const std::size_t padded = layout.size(m) * sizeof(float);
+            std::size_t used = 0;
+            for (const tensor_slice& s : layout.slices(m)) { used += (s.count * sizeof(float) + 255) / 256 * 256; }
+            expect(padded % (256 * each) == 0 && padded - used < 256 * each, "module {} has {} bytes of {}", m, padded,
+                   used);
+            (m <= 1 || m == layout.tail() ? residents : travelers) += padded;
+        }
+        std::vector<double> losses;
+        {
+            zeroth::offload<host_queue, float, model_type, exchange> p(
+                q, model, store, {.slot_count = 2, .blocks_resident = 1, .prefetch = ahead},
+                exchange(std::move(counting)));
+            expect(p.counters().upload_bytes == residents / each, "{} bytes loaded", p.counters().upload_bytes);
+            auto counted = p.counters();
+            auto sent = ledger->snapshot();
+            for (std::size_t step = 0; step < t.steps; ++step) {
+                take_step(p, t, step, losses);
+                const auto moved = p.counters() - counted;
+                counted = p.counters();
+                // step 2 leaves nothing to write back in step 3
+                const std::uint64_t down = step == 0 || step == 3 ? 0 : travelers / each;
+                expect(ahead || moved.upload_bytes == travelers / each, "step {}: {} bytes up", step,
+                       moved.upload_bytes);
+                expect(moved.offload_bytes == down, "step {}: {} bytes down", step, moved.offload_bytes);
+                expect(moved.gathered_bytes == travelers - travelers / each, "step {}: {} bytes from other ranks", step,
+                       moved.gathered_bytes);
+                const auto on_wire = ledger->snapshot() - sent;
+                sent = ledger->snapshot();
+                expect(on_wire[gathering].bytes == travelers - travelers / each, "step {}: {} bytes sent", step,
+                       on_wire[gathering].bytes);
+                expect(on_wire.total().bytes == on_wire[gathering].bytes, "step {}: something else was sent", step);
+            }
+            const std::uint64_t hash = p.hash();
+            world.agree(hash, "weights");
+            expect(holds(store, expected.weights), "rank {} has other weights", rank);
+            expect(p.hash() == hash, "the hash changed");
+        }
+        expect(losses == expected.losses, "rank {} has other losses", rank);
+        expect(holds(store, expected.weights), "rank {} has other weights at the end", rank);
+    });
+}
+
+}  // namespace
+
+TEST_CASE("a part of a module's slices is what lies within, by its place in the tensor") {
+    const std::vector<tensor_slice> all{{1, 0, 0, 100}, {2, 0, 128, 50, false, true}, {3, 40, 192, 60}};
+    const auto middle = zeroth::slices_within(all, {90, 110});
+    REQUIRE(middle.size() == 3);
+    CHECK(same(middle[0], {1, 90, 0, 10}));
+    CHECK(same(middle[1], {2, 0, 38, 50, false, true}));
+    CHECK(same(middle[2], {3, 40, 102, 8}));
+    CHECK(zeroth::slices_within(all, {100, 28}).empty());
+    const auto last = zeroth::slices_within(all, {200, 100});
+    REQUIRE(last.size() == 1);
+    CHECK(same(last[0], {3, 48, 0, 52}));
+}
+
+TEST_CASE("slices give the bits of whole blocks and move 1/N each way, on any number of ranks") {
+    const trial t{.blocks = 4, .steps = 5};
+    const auto expected = by_reference<float>(t);
+    for (const int n : {1, 2, 3, 4, 8}) {
+        CAPTURE(n);
+        for (std::uint32_t seed = 0; seed < 3; ++seed) {
+            run_on<zeroth::gather_collectively>(n, t, expected, seed, collective::all_gather);
+        }
+        run_on<zeroth::gather_by_messages>(n, t, expected, 7, collective::exchange);
+    }
+}
+
+TEST_CASE("a rank whose model throws, and which goes on without the others, ends them") {
+    const trial t{.blocks = 4, .steps = 3};
+    threads::launch(2, [&](threads& world) {
+        ranks slices(world.duplicate("slices"));
+        const auto rank = static_cast<std::size_t>(world.rank());
+        zeroth::pinned_store<float, host_queue> store(
+            zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float), 2), rank);
+        fill(store, chain_reference<float>({t.blocks}));
+        using exchange = zeroth::sliced<ranks, zeroth::gather_collectively>;
+        const host_queue q = world.queue();
+        chain_model<host_queue, float, nap> model(q, 2, nap(1, rank == 1 ? 17 : 0));
+        zeroth::offload<host_queue, float, decltype(model), exchange> p(q, model, store, {.slot_count = 2},
+                                                                        exchange(std::move(slices)));
+        std::vector<double> losses;
+        std::string why;
+        try {
+            for (std::size_t step = 0; step < t.steps; ++step) { take_step(p, t, step, losses); }
+        } catch (const std::exception& e) { why = e.what(); }
+        expect(why.find("the model has had enough") != std::string::npos, "rank {} ends with '{}'", rank, why);
+    });
+}

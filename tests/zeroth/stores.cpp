@@ -1,0 +1,280 @@
+// Where weights are when they are not on the device: in a file, with a few blocks in memory; in float on the host, so
+// that transfers of 16 and 8 bits lose no update, which stored in 16 bits they would.
+#include <tutti/zeroth/disk_store.hpp>    // under test
+#include <tutti/zeroth/master_store.hpp>  // under test
+
+#include <algorithm>  // max
+#include <cmath>      // fabs
+#include <cstring>    // memcmp
+#include <cstddef>    // size_t
+#include <cstdio>     // remove
+#include <cstdlib>    // mkdtemp
+#include <string>     // paths
+#include <vector>     // weights
+
+#include <unistd.h>  // truncate
+
+#include <doctest/doctest.h>  // checks
+
+#include <tutti/compress/float8.hpp>  // a wire of eight bits
+#include <tutti/zeroth/offload.hpp>   // pipeline
+
+#include "trial.hpp"  // runs of the toy
+
+using namespace tutti;
+using namespace tutti::test;
+
+namespace {
+
+const host_queue q;
+
+// A file in a folder of its own, gone at the end.
+struct scratch_file {
+    std::string folder = "/tmp/tutti_zeroth_XXXXXX";
+    std::string path;
+    scratch_file() {
+        REQUIRE(mkdtemp(folder.data()) != nullptr);
+        path = folder + "/weights";
+    }
+    scratch_file(const scratch_file&) = delete;
+    scratch_file& operator=(const scratch_file&) = delete;
+    ~scratch_file() {
+        std::remove(path.c_str());
+        ::rmdir(folder.c_str());
+    }
+};
+
+using disk = zeroth::disk_store<float, host_queue>;
+zeroth::model_layout layout_of(std::size_t blocks, std::size_t element) {
+    return {chain_shape{blocks}.shape(), element};
+}
+
+// Eight bits and a scale for 32 elements, in floats on the device.
+struct float8_wire {
+    static constexpr bool plain = false;
+    compress::float8<> coder{32};
+    static compress::segment whole(std::size_t count) { return {.level = 8, .rows = count}; }
+    [[nodiscard]] std::size_t bytes(std::size_t count) const { return coder.wire_bytes(whole(count)); }
+    void encode(view<const float> master, view<std::byte> out) const {
+        if (master.empty()) { return; }
+        const compress::segment s = whole(master.size());
+        coder.encode(q, {&s, 1}, master, {}, out, {});
+    }
+    template <queue Q> void decode(Q on, view<const std::byte, host_memory> in, view<float, host_memory> out) const {
+        const compress::segment s = whole(out.size());
+        coder.decode(on, {&s, 1}, in, out);
+    }
+};
+
+// As the device sees the weights of a tensor.
+std::vector<bfloat16> in_16_bits(const std::vector<float>& v) {
+    std::vector<bfloat16> r;
+    for (const float x : v) { r.push_back(static_cast<bfloat16>(x)); }
+    return r;
+}
+std::vector<float> in_8_bits(std::vector<float> v) {
+    const std::size_t count = v.size();
+    v.resize((count + 63) / 64 * 64);
+    const float8_wire wire;
+    std::vector<std::byte> bytes(wire.bytes(v.size()));
+    wire.encode(view<const float>(v), view<std::byte>(bytes));
+    wire.decode(q, view<const std::byte>(bytes), view<float>(v));
+    v.resize(count);
+    return v;
+}
+
+// Masters in float, losses of what travels.
+template <class T, class Wire, class Convert> void expect_masters(const trial& t, Wire wire, Convert convert) {
+    chain_reference<float> masters({t.blocks});
+    std::vector<double> expected;
+    for (std::size_t step = 0; step < t.steps; ++step) {
+        std::vector<zeroth::loss_value> losses;
+        const chain_reference<T> seen(masters, convert);
+        for (const zeroth::probe& p : t.probes(step)) {
+            losses.push_back({seen.loss(q, p, step), 1});
+            expected.push_back(losses.back().mean);
+        }
+        masters.update(t.updates(step, losses));
+    }
+    for (const std::size_t slot_count : {1u, 2u, 3u}) {
+        for (const std::size_t workers : {1u, 3u}) {
+            CAPTURE(slot_count);
+            CAPTURE(workers);
+            zeroth::master_store<T, host_queue, Wire> store(layout_of(t.blocks, sizeof(T)), 0, wire, workers);
+            const chain_reference<float> first({t.blocks});
+            const auto& layout = store.layout();
+            for (std::size_t m = 0; m < layout.modules(); ++m) {
+                for (std::size_t k = 0; k < layout.slices(m).size(); ++k) {
+                    store.write_master(m, k, view<const float>(first.values(layout.slices(m)[k].tensor)));
+                }
+            }
+            CHECK(by_pipeline<T>(host_queue{}, t, store, {.slot_count = slot_count, .blocks_resident = slot_count - 1},
+                                 no_pause{}) == expected);
+            for (std::size_t m = 0; m < layout.modules(); ++m) {
+                for (const zeroth::tensor_slice& s : layout.slices(m)) {
+                    const auto found = store.master(m).sub(s.offset, s.count);
+                    CHECK(std::memcmp(found.data(), masters.values(s.tensor).data(), s.count * sizeof(float)) == 0);
+                }
+            }
+        }
+    }
+}
+
+// One block of many weights of deviation 0.02, and a model that does nothing with it.
+constexpr std::size_t many = 1 << 14;
+struct idle_model {
+    template <class W> void head(host_queue, W, std::size_t, std::size_t) {}
+    template <class W> void block(host_queue, std::size_t, W, std::size_t, std::size_t) {}
+    template <class W> void tail(host_queue, W, std::size_t, std::size_t, view<double> loss) {
+        loss[0] = 0;
+        loss[1] = 1;
+    }
+};
+std::vector<float> first_weights() {
+    std::vector<float> w(many);
+    for (std::size_t i = 0; i < many; ++i) { w[i] = 0.02f * random_stream{.seed = 3}.normal(i); }
+    return w;
+}
+// How much of one intended update the stored weights have taken: its projection on what was intended.
+template <class T, class Read> double survival(zeroth::block_store<T, host_queue>& store, double rate, Read read) {
+    const zeroth::pending_update u{{.seed = 8, .step = 1}, 3.0, rate, 0};
+    const std::vector<float> before = read();
+    idle_model model;
+    {
+        zeroth::offload<host_queue, T, idle_model> p({}, model, store);
+        p.update({&u, 1});
+    }
+    const std::vector<float> now = read();
+    double product = 0, square = 0;
+    for (std::size_t i = 0; i < many; ++i) {
+        const double intended = -rate * 3.0 * static_cast<double>(element_of(u.z, 1, i));
+        product += (static_cast<double>(now[i]) - static_cast<double>(before[i])) * intended;
+        square += intended * intended;
+    }
+    return product / square;
+}
+template <class T> double stored_survival(double rate) {
+    zeroth::pinned_store<T, host_queue> store(zeroth::model_layout({{}, {{{1, many}}}, {}}, sizeof(T)));
+    std::vector<T> w;
+    for (const float x : first_weights()) { w.push_back(static_cast<T>(x)); }
+    store.write(1, 0, view<const T>(w));
+    return survival(store, rate, [&] {
+        store.read(1, 0, view<T>(w));
+        return std::vector<float>(w.begin(), w.end());
+    });
+}
+template <class T> double master_survival(double rate) {
+    zeroth::master_store<T, host_queue> store(zeroth::model_layout({{}, {{{1, many}}}, {}}, sizeof(T)));
+    const std::vector<float> w = first_weights();
+    store.write_master(1, 0, view<const float>(w));
+    return survival(store, rate, [&] { return std::vector<float>(store.master(1).begin(), store.master(1).end()); });
+}
+
+}  // namespace
+
+TEST_CASE("weights in a file: the bits of the reference, bounded memory, and the file has them all afterwards") {
+    std::size_t memory = 0;
+    for (const std::size_t blocks : {3u, 4u, 16u}) {
+        const trial t{.blocks = blocks};
+        const auto expected = by_reference<float>(t);
+        for (const std::size_t slot_count : {1u, 3u}) {
+            CAPTURE(blocks);
+            CAPTURE(slot_count);
+            const scratch_file file;
+            {
+                disk store(layout_of(blocks, sizeof(float)), file.path);
+                fill(store, chain_reference<float>({blocks}));
+                CHECK(store.bytes() == 0);
+                CHECK(by_pipeline<float>(host_queue{}, t, store,
+                                         {.slot_count = slot_count, .write_back_every = slot_count},
+                                         no_pause{}) == expected.losses);
+                if (slot_count == 3 && blocks >= 4) {
+                    if (memory == 0) { memory = store.bytes(); }
+                    CHECK(store.bytes() == memory);
+                }
+            }
+            disk again(layout_of(blocks, sizeof(float)), file.path);
+            CHECK(holds(again, expected.weights));
+        }
+    }
+}
+
+TEST_CASE("a block that is still on its way to the file is not read from it") {
+    constexpr std::size_t large = 1 << 18;  // long enough for the next read to come before the write's end
+    const zeroth::model_layout layout({{}, {{{1, large}}}, {}}, sizeof(float));
+    const auto train = [](zeroth::block_store<float, host_queue>& store) {
+        idle_model model;
+        zeroth::offload<host_queue, float, idle_model> p({}, model, store);
+        for (std::uint64_t step = 0; step < 4; ++step) {
+            const zeroth::direction z{.seed = 8, .step = step, .kind = zeroth::distribution::rademacher};
+            const zeroth::probe pristine{z, 0};
+            zeroth::loss_value loss;
+            p.evaluate({&pristine, 1}, 0, {&loss, 1});
+            const zeroth::pending_update u{z, 1.0, 1.0, 0};
+            p.update({&u, 1});
+        }
+    };
+    const scratch_file file;
+    disk store(layout, file.path);
+    train(store);
+    zeroth::pinned_store<float, host_queue> expected(layout);
+    train(expected);
+    CHECK(store.hash(1, 0) == expected.hash(1, 0));
+}
+
+TEST_CASE("a file that cannot be had, or is cut meanwhile, is an error with the system's reason") {
+    CHECK_THROWS_WITH_AS(disk(layout_of(1, sizeof(float)), "/nowhere/weights"),
+                         "disk_store: cannot open '/nowhere/weights': No such file or directory (2)", backend_error);
+    const scratch_file file;
+    disk store(layout_of(3, sizeof(float)), file.path);
+    chain_model<host_queue, float, no_pause> model({}, 2, {});
+    zeroth::offload<host_queue, float, decltype(model)> p({}, model, store, {.slot_count = 1, .prefetch = false});
+    std::vector<double> losses;
+    const trial t;
+    take_step(p, t, 0, losses);
+    REQUIRE(::truncate(file.path.c_str(), 4096) == 0);
+    CHECK_THROWS_AS(take_step(p, t, 1, losses), backend_error);
+    CHECK_THROWS_WITH_AS(p.flush(), "offload: used after an error", usage_error);
+}
+
+TEST_CASE("masters of float with transfers of 16 and 8 bits: updated in float, seen as they travel") {
+    expect_masters<bfloat16>(trial{.steps = 5}, zeroth::rounded_wire<bfloat16>{}, in_16_bits);
+    const trial eight{.blocks = 4, .steps = 3, .kind = zeroth::distribution::rademacher};
+    expect_masters<float>(eight, float8_wire{}, in_8_bits);
+}
+
+TEST_CASE("a master keeps small updates that weights of 16 bits round away") {
+    for (const double rate : {1e-7, 1e-6}) {
+        CHECK(master_survival<float16>(rate) >= 0.99);
+        CHECK(master_survival<bfloat16>(rate) >= 0.99);
+    }
+    CHECK(stored_survival<float>(1e-7) >= 0.99);
+    CHECK(stored_survival<float16>(1e-7) < 0.2);
+    CHECK(stored_survival<bfloat16>(1e-7) < 0.05);
+    CHECK(stored_survival<bfloat16>(1e-6) < 0.2);
+}
+
+TEST_CASE("what travels is near its master: 2^-11 in float16, 2^-8 in bfloat16, 2^-4 in eight bits of a block") {
+    const std::vector<float> w = first_weights();
+    const std::vector<float> eight = in_8_bits(w);
+    double worst16 = 0, worst = 0, worst8 = 0;
+    for (std::size_t i = 0; i < many; i += 32) {
+        double largest = 0;
+        for (std::size_t k = i; k < i + 32; ++k) { largest = std::max(largest, std::fabs(static_cast<double>(w[k]))); }
+        for (std::size_t k = i; k < i + 32; ++k) {
+            const auto x = static_cast<double>(w[k]);
+            const double size = std::fabs(x);
+            if (size > 0x1p-14) {
+                worst16 = std::max(
+                    worst16, std::fabs(static_cast<double>(static_cast<float>(static_cast<float16>(w[k]))) - x) / size);
+            }
+            worst = std::max(
+                worst, std::fabs(static_cast<double>(static_cast<float>(static_cast<bfloat16>(w[k]))) - x) / size);
+            worst8 = std::max(worst8, std::fabs(static_cast<double>(eight[k]) - x) / std::max(size, largest * 0x1p-13));
+        }
+    }
+    CHECK(worst16 <= 0x1p-11);
+    CHECK(worst <= 0x1p-8);
+    CHECK(worst8 <= 0x1p-4);
+    CHECK(worst8 > 0x1p-5);
+}
