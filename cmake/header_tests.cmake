@@ -1,6 +1,6 @@
-# Tests of the headers as such. For every public header a translation unit that holds nothing but that header, so that
-# it must bring all it needs and survive being included twice; and one translation unit that has all headers behind
-# poison.hpp. Both are linked into one program, so a definition that is not inline shows as a duplicate.
+# Tests of the headers as such. For every public header (none in a folder detail/) a translation unit that holds nothing
+# but that header, so that it must bring all it needs and survive being included twice; and one translation unit that has
+# all headers behind poison.hpp. Both are linked into one program, so a definition that is not inline shows as a duplicate.
 #
 #   tutti_add_header_tests(<name> LIBRARIES <target>... HEADERS <path below include/>... BEFORE <system header>...)
 #
@@ -15,10 +15,12 @@ function(tutti_add_header_tests name)
   endforeach()
   string(APPEND poisoned "#include \"headers/poison.hpp\"\n")
   foreach(header IN LISTS arg_HEADERS)
-    string(MAKE_C_IDENTIFIER ${header} unit)
-    set(source ${CMAKE_CURRENT_BINARY_DIR}/${name}/${unit}.cpp)
-    file(CONFIGURE OUTPUT ${source} CONTENT "#include <${header}>\n#include <${header}>\n")
-    list(APPEND sources ${source})
+    if(NOT header MATCHES "/detail/")
+      string(MAKE_C_IDENTIFIER ${header} unit)
+      set(source ${CMAKE_CURRENT_BINARY_DIR}/${name}/${unit}.cpp)
+      file(CONFIGURE OUTPUT ${source} CONTENT "#include <${header}>\n#include <${header}>\n")
+      list(APPEND sources ${source})
+    endif()
     string(APPEND poisoned "#include <${header}>\n")
   endforeach()
   # main() makes it a program: linking it is the test of the definitions, running it of their initialization.
