@@ -31,7 +31,7 @@
 
 #if BENCH_WITH_CUDNN
 namespace bench {
-std::unique_ptr<tutti::sequence::fused_attention> cudnn_kernels();
+std::unique_ptr<tutti::sequence::fused_attention> cudnn_kernels(bool deterministic);
 }  // namespace bench
 #endif
 
@@ -48,6 +48,7 @@ struct settings {
     int repetitions = 7;
     std::size_t query_heads = 32, kv_heads = 32, width = 128;
     std::size_t divisor = 1;
+    bool deterministic = false;
     std::string json;
 };
 
@@ -71,9 +72,9 @@ std::vector<batch> batches(const settings& s) {
     return all;
 }
 
-sequence::cuda_attention<number> kernel() {
+sequence::cuda_attention<number> kernel([[maybe_unused]] bool deterministic) {
 #if BENCH_WITH_CUDNN
-    return sequence::cuda_attention<number>(bench::cudnn_kernels());
+    return sequence::cuda_attention<number>(bench::cudnn_kernels(deterministic));
 #else
     return {};
 #endif
@@ -98,7 +99,7 @@ public:
         , slots_(slots)
         , comm_(world)
         , queue_(world.queue())
-        , engine_(own(world, queue_), {s.query_heads, s.kv_heads, s.width}, {}, kernel()) {
+        , engine_(own(world, queue_), {s.query_heads, s.kv_heads, s.width}, {}, kernel(s.deterministic)) {
         tutti::detail::check_cuda(cudaEventCreate(&begin_), "cudaEventCreate");
         tutti::detail::check_cuda(cudaEventCreate(&end_), "cudaEventCreate");
     }
@@ -226,6 +227,7 @@ int run(int argc, char** argv) {
     app.add_option("--kv-heads", s.kv_heads, "")->capture_default_str();
     app.add_option("--width", s.width, "of a head")->capture_default_str();
     app.add_option("--divisor", s.divisor, "of all lengths")->check(CLI::Range(1, 64))->capture_default_str();
+    app.add_flag("--deterministic", s.deterministic, "the same bits in every run");
     app.add_option("--json", s.json, "also write the report into this file");
     CLI11_PARSE(app, argc, argv);
     int devices = 0;
@@ -244,6 +246,7 @@ int run(int argc, char** argv) {
     report["card"] = card.name;
     report["gpus"] = s.ranks;
     report["heads"] = {s.query_heads, s.kv_heads, s.width};
+    report["deterministic"] = s.deterministic;
     report["cudnn"] = BENCH_WITH_CUDNN != 0;
     fmt::print("{:<10}{:<12}{:>6}{:>14}{:>14}{:>8}{:>14}{:>14}{:>10}\n", "batch", "plan", "GPUs", "forward ms",
                "both ms", "cv", "tokens/s", "ideal ms", "of ideal");

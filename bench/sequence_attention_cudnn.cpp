@@ -5,8 +5,9 @@
 
 namespace bench {
 
-std::unique_ptr<tutti::sequence::fused_attention> cudnn_kernels() {
-    return std::make_unique<tutti::sequence::cudnn_attention>();
+std::unique_ptr<tutti::sequence::fused_attention> cudnn_kernels(bool deterministic) {
+    return std::make_unique<tutti::sequence::cudnn_attention>(
+        tutti::sequence::cudnn_options{.deterministic = deterministic});
 }
 
 }  // namespace bench

@@ -32,7 +32,7 @@ using namespace tutti::sequence;
 
 #if TUTTI_TEST_CUDNN
 namespace tutti::test {
-std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs);
+std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs, std::size_t workspace = std::size_t{1} << 31);
 }  // namespace tutti::test
 #endif
 
@@ -307,6 +307,7 @@ public:
         ++(*counts_)[taken ? 0 : 1];
         return taken;
     }
+    std::size_t most_scores() const noexcept override { return real_->most_scores(); }
 };
 
 }  // namespace
@@ -425,6 +426,10 @@ TEST_CASE("bfloat16: tiles, and cuDNN where it is, are as near as 16 bits allow"
     cuda_attention<brief> forgetful(std::make_unique<counting>(cudnn_kernels(1), more));
     judge(forgetful, "one graph", {{2, 1, 64}}, {130}, {mask::causal});
     CHECK((*more)[1] == 0);
+    // A small workspace: backward in parts, of heads, of queries and of keys.
+    cuda_attention<brief> cut(std::make_unique<counting>(cudnn_kernels(64, 256 * 256), counts));
+    judge(cut, "in parts", {{4, 2, 64}}, {300, 530}, both);
+    CHECK((*counts)[1] == 0);
     judge(kernel, "odd width", {{2, 1, 20}}, {64}, {mask::causal});
     CHECK((*counts)[1] > 0);
 #endif

@@ -68,7 +68,7 @@ public:
     }
     void backward(const cuda_queue& q, const backward_block<T, device_memory>& b) {
         if constexpr (may_fuse) {
-            if (b.out.same_shape(b.query) && fused_backward(q, b)) { return; }
+            if (b.out.same_shape(b.query) && fused_keys(b) != 0) { return backward_in_parts(q, b); }
         }
         tiles_.backward(q, b);
     }
@@ -80,6 +80,76 @@ private:
         if (b.seen.keys_of(0, b.key.tokens) == b.key.tokens) { return b.key.tokens; }
         const bool aligned = b.seen.first_query == b.seen.first_key && b.query.tokens <= b.key.tokens;
         return aligned ? b.query.tokens : 0;
+    }
+
+    // In calls as large as the library likes them: of fewer heads, then of fewer rows. Gradients add up.
+    void backward_in_parts(const cuda_queue& q, const backward_block<T, device_memory>& b) {
+        const std::size_t keys = fused_keys(b);
+        const std::size_t rows = detail::fused_rows(b.query.tokens);
+        const std::size_t most = fused_->most_scores() / rows / detail::fused_rows(keys);
+        if (b.query.heads <= most || (b.key.heads == 1 && rows * detail::fused_rows(keys) == 128 * 128)) {
+            if (!fused_backward(q, b)) { tiles_.backward(q, b); }
+            return;
+        }
+        if (b.key.heads > 1) {
+            const std::size_t half = b.key.heads / 2;
+            backward_in_parts(q, some_heads(b, 0, half));
+            backward_in_parts(q, some_heads(b, half, b.key.heads - half));
+            return;
+        }
+        const bool causal = b.seen.keys_of(0, keys) != keys;
+        if (causal || b.query.tokens >= keys) {
+            const std::size_t half = detail::fused_rows((b.query.tokens + 1) / 2);
+            const std::size_t rest = b.query.tokens - half;
+            if (!causal) {
+                backward_in_parts(q, some_rows(b, 0, half, 0, keys, {}));
+                backward_in_parts(q, some_rows(b, half, rest, 0, keys, {}));
+                return;
+            }
+            backward_in_parts(q, some_rows(b, 0, half, 0, half, {mask::causal, 0, 0}));
+            backward_in_parts(q, some_rows(b, half, rest, 0, half, {}));
+            backward_in_parts(q, some_rows(b, half, rest, half, rest, {mask::causal, 0, 0}));
+            return;
+        }
+        const std::size_t half = detail::fused_rows((keys + 1) / 2);
+        backward_in_parts(q, some_rows(b, 0, b.query.tokens, 0, half, {}));
+        backward_in_parts(q, some_rows(b, 0, b.query.tokens, half, keys - half, {}));
+    }
+    [[nodiscard]] static backward_block<T, device_memory> some_heads(backward_block<T, device_memory> b,
+                                                                     std::size_t first, std::size_t count) noexcept {
+        const std::size_t group = b.query.heads / b.key.heads;
+        const auto of_query = [&](auto& v) { v = v.some_heads(first * group, count * group); };
+        of_query(b.query);
+        of_query(b.d_out);
+        of_query(b.out);
+        of_query(b.log_sum_exp);
+        of_query(b.delta);
+        of_query(b.d_query);
+        const auto of_key = [&](auto& v) { v = v.some_heads(first, count); };
+        of_key(b.key);
+        of_key(b.value);
+        of_key(b.d_key);
+        of_key(b.d_value);
+        return b;
+    }
+    [[nodiscard]] static backward_block<T, device_memory> some_rows(backward_block<T, device_memory> b,
+                                                                    std::size_t query, std::size_t queries,
+                                                                    std::size_t key, std::size_t keys,
+                                                                    visibility seen) noexcept {
+        const auto of_query = [&](auto& v) { v = v.rows(query, queries); };
+        of_query(b.query);
+        of_query(b.d_out);
+        of_query(b.out);
+        of_query(b.log_sum_exp);
+        of_query(b.delta);
+        of_query(b.d_query);
+        const auto of_key = [&](auto& v) { v = v.rows(key, keys); };
+        of_key(b.key);
+        of_key(b.value);
+        of_key(b.d_key);
+        of_key(b.d_value);
+        b.seen = seen;
+        return b;
     }
 
     // One call: its scratch, handed out piece by piece, and what goes in.

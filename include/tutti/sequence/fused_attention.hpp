@@ -4,6 +4,7 @@
 
 #include <cstddef>  // size_t
 #include <cstdint>  // counts of rows
+#include <limits>   // no limit
 
 #include <tutti/core/cuda_queue.hpp>      // cuda_queue
 #include <tutti/core/element.hpp>         // dtype
@@ -53,6 +54,8 @@ public:
     fused_attention& operator=(const fused_attention&) = delete;
     virtual ~fused_attention() = default;
     [[nodiscard]] virtual bool run(const cuda_queue& q, const fused_call& call) = 0;
+    /// Query heads * queries * keys that a backward call should have at most, where its memory grows with them.
+    [[nodiscard]] virtual std::size_t most_scores() const noexcept { return std::numeric_limits<std::size_t>::max(); }
 };
 
 }  // namespace tutti::sequence
