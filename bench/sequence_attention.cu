@@ -2,19 +2,19 @@
 // all GPUs and by Zeppelin's plan, in the same engine; and the ideal, 1/N of what one GPU needs for the whole batch when
 // cuDNN reads and writes where it likes, a call a sequence. All measured in the same run. A thread a GPU; or, with
 // --rank, --ranks and --meeting, a process a GPU, and with --nodes as many nodes as NCCL is to see.
-#include <algorithm>   // max, min
-#include <cmath>       // sqrt
-#include <cstddef>     // size_t
-#include <cstdint>     // lengths
-#include <cstdlib>     // setenv
-#include <exception>   // errors
-#include <iostream>    // progress, errors
-#include <limits>      // no link
-#include <memory>      // kernels
-#include <optional>    // ideals
-#include <string>      // report
-#include <utility>     // move
-#include <vector>      // samples
+#include <algorithm>  // max, min
+#include <cmath>      // sqrt
+#include <cstddef>    // size_t
+#include <cstdint>    // lengths
+#include <cstdlib>    // setenv
+#include <exception>  // errors
+#include <iostream>   // progress, errors
+#include <limits>     // no link
+#include <memory>     // kernels
+#include <optional>   // ideals
+#include <string>     // report
+#include <utility>    // move
+#include <vector>     // samples
 
 #include <cuda_runtime_api.h>
 
@@ -83,7 +83,8 @@ std::vector<batch> batches(const settings& s) {
             {name, sequence::drawn_lengths(sequence::length_distribution_named(name), {1, 2, 0}, s.tokens, s.tokens)});
     }
     if (!s.only.empty()) {
-        std::erase_if(all, [&](const batch& b) { return std::find(s.only.begin(), s.only.end(), b.name) == s.only.end(); });
+        std::erase_if(all,
+                      [&](const batch& b) { return std::find(s.only.begin(), s.only.end(), b.name) == s.only.end(); });
     }
     return all;
 }

@@ -71,4 +71,9 @@ concept block_attention = std::movable<B> && queue<typename B::queue_type> &&
 /// Does the kernel compute delta by itself, from out? It says so by `static constexpr bool wants_out = true`.
 template <block_attention B> inline constexpr bool wants_out = requires { requires B::wants_out; };
 
+/// The kernels that an engine has which names none: a header of kernels specializes it for its queue.
+///
+/// Semantics  `of<T>`: for elements of T. `type`: for the elements that are usual there.
+template <queue Q> struct default_attention;
+
 }  // namespace tutti::sequence

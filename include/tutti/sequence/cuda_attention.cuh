@@ -57,7 +57,9 @@ public:
     using queue_type = cuda_queue;
     static constexpr bool wants_out = may_fuse;
 
-    cuda_attention() = default;
+    /// With the program's library, see default_fused_attention.
+    cuda_attention() : cuda_attention(may_fuse ? default_fused_attention::make() : nullptr) {}
+    /// With this one; null: tiles alone.
     explicit cuda_attention(std::unique_ptr<fused_attention> fused) : fused_(std::move(fused)) {}
 
     void forward(const cuda_queue& q, const forward_block<T, device_memory>& b) {
@@ -269,5 +271,10 @@ private:
     }
 };
 static_assert(block_attention<cuda_attention<float>>);
+
+template <> struct default_attention<cuda_queue> {
+    template <floating_element T> using of = cuda_attention<T>;
+    using type = of<bfloat16>;
+};
 
 }  // namespace tutti::sequence

@@ -297,4 +297,10 @@ private:
     }
 };
 
+namespace detail {
+// Programs that include this header have cuDNN as their library.
+inline const default_fused_attention::maker before_cudnn = default_fused_attention::provide(
+    [] { return std::unique_ptr<fused_attention>(std::make_unique<cudnn_attention>()); });
+}  // namespace detail
+
 }  // namespace tutti::sequence

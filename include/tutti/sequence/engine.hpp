@@ -17,7 +17,6 @@
 #include <tutti/comm/topology.hpp>               // topology
 #include <tutti/core/buffer.hpp>                 // what a layer keeps
 #include <tutti/core/error.hpp>                  // usage_error
-#include <tutti/core/queue.hpp>                  // host_queue
 #include <tutti/core/state.hpp>                  // hash_bytes
 #include <tutti/core/text.hpp>                   // formatted
 #include <tutti/core/view.hpp>                   // views
@@ -39,10 +38,6 @@ struct remapped {
 struct in_place {
     static constexpr bool moves_tokens = false;
 };
-
-/// The kernel of an engine that names none: what a header of kernels specializes for its queue.
-template <queue Q> struct default_attention;
-template <> struct default_attention<host_queue> { using type = host_attention<float>; };
 
 /// The same on all ranks but for attention.timeout and attention.trace.
 template <partitioner Partition> struct engine_options {
