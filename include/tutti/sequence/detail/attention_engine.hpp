@@ -234,6 +234,22 @@ protected:
                                              gradients.key.rows(0, b.keys), gradients.value.rows(0, b.keys)});
     }
 
+    /// Backward of what travels by itself: checks, then differentiates, then rounds. work(rows, sums) adds to the sums of
+    /// rows.d_query and writes those of keys and values.
+    template <class Work>
+    void backward_around(const tensor<const T>& d_out, const tensor<const T>& query, const tensor<const T>& key,
+                         const tensor<const T>& value, const tensor<const T>& out, const tensor<const P>& log_sum_exp,
+                         const tensor<T>& d_query, const tensor<T>& d_key, const tensor<T>& d_value, Work work) {
+        expect_forward(query, key, value, out, log_sum_exp);
+        expect_gradients(d_out, d_query, d_key, d_value);
+        const backward_rows rows{query, d_out, out, log_sum_exp, deltas_of(d_out, out), sums_for(d_query, query_sums_)};
+        const block_rows<P> sums{sums_for(d_key, key_sums_), sums_for(d_value, value_sums_)};
+        work(rows, sums);
+        finish(rows.d_query, d_query);
+        finish(sums.key, d_key);
+        finish(sums.value, d_value);
+    }
+
     /// Messages as one grouped call on the lane, behind what the queue has got.
     [[nodiscard]] schedule::ticket<Q> carry(std::string_view name, transfers messages) {
         return lane_.submit(
