@@ -34,11 +34,4 @@ template <class T> struct host_device {
     }
 };
 
-/// Trains there, in elements of T.
-template <class T, class Comm>
-[[nodiscard]] result run_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
-    host_device<T> cpu;
-    return train(world, cpu, o, text, origin);
-}
-
 }  // namespace transformer

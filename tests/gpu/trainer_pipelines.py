@@ -87,6 +87,32 @@ def check_rounds(folder, on, *options):
         expect_same("co2-zero, bf16, twice", on.train(folder, *half), on.train(folder, *half))
 
 
+def check_documents(folder, on, *options):
+    """The CPU's losses over documents of all lengths, rounding of floats apart, wherever they are placed: on one rank
+    too, and where ranks have no rows. In 16 bits those of one GPU."""
+    lengths = os.path.join(folder, "lengths.txt")
+    with open(lengths, "w") as file:
+        file.write("1 2 3 5 8 13 21 34 55 64 64")
+    same = (*options, "--steps", "10", "--lengths", lengths)
+    one = ranks(1, 1)
+    in_float = train(folder, *same, "--pipeline", "zeppelin", "--ranks", "1", device="cpu")
+    in_bf16 = one.train(folder, *same, "--pipeline", "zeppelin", "--precision", "bf16")
+    for pipeline in ("packed", "even-ring", "zeppelin"):
+        there = (*same, "--pipeline", pipeline, "--precision")
+        what = "%s on %s" % (pipeline, on.name)
+        once = on.train(folder, *there, "float")
+        expect_close(what, losses(once), losses(in_float), 1e-5)
+        expect_same(what + ", twice", once, on.train(folder, *there, "float"))
+        expect_close(what + ", bf16", losses(on.train(folder, *there, "bf16")), losses(in_bf16), 2e-2)
+        measured = once["sequence"]["measured_seconds"]
+        if not measured > 0:
+            sys.exit("%s: %s seconds in attention" % (what, measured))
+    few = (*options, "--steps", "5", "--lengths", lengths, "--batch", "1", "--pipeline", "packed", "--precision",
+           "float", "--context", "16")
+    expect_close("few documents on %s" % on.name, losses(on.train(folder, *few)),
+                 losses(train(folder, *few, "--ranks", "1", device="cpu")), 1e-5)
+
+
 def check_checkpoints(folder, on, *options):
     """Stopped between two checkpoints' steps, for co2 in the middle of a round with a mean on its way."""
     for pipeline in (("zero2",), ("zero3",), ("co2", "--tau", "4")):
@@ -133,6 +159,7 @@ def main():
 
         attempt(check_alone, ranks(1, present))
         attempt(check_files, ranks(1, present))
+        attempt(check_documents, ranks(1, present))
         for count in (2, 4):
             on = ranks(count, present)
             if not on.possible:
@@ -140,6 +167,7 @@ def main():
                 continue
             attempt(check_stages, on)
             attempt(check_rounds, on)
+            attempt(check_documents, on)
             if count == 2:
                 attempt(check_checkpoints, on)
             attempt(check_files, on)
