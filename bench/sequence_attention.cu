@@ -25,6 +25,7 @@
 #include <tutti/comm/nccl.hpp>
 #include <tutti/comm/store.hpp>
 #include <tutti/core/buffer.hpp>
+#include <tutti/schedule/timeline.hpp>
 #include <tutti/sequence/calibration.hpp>
 #include <tutti/sequence/cuda_attention.cuh>
 #include <tutti/sequence/lengths.hpp>
@@ -241,6 +242,7 @@ class rank_bench {
     const settings& how_;
     nccl& comm_;
     cuda_queue queue_;
+    schedule::timeline trace_;
     engine engine_;
 
 public:
@@ -248,11 +250,14 @@ public:
         : how_(s)
         , comm_(world)
         , queue_(world.queue())
-        , engine_(own(world, queue_), s.heads(), {},
+        , engine_(own(world, queue_), s.heads(), {.trace = &trace_},
                   sequence::cuda_attention<number>(library(deterministic, std::size_t{2} << 30))) {}
 
+    struct result : times {
+        double sending = 0, exposed = 0;  // milliseconds of messages, and of the stream's waits for them
+    };
     // Of each repetition the slowest rank.
-    times measure(const sequence::placement& where) {
+    result measure(const sequence::placement& where) {
         engine_.plan(where);
         const std::size_t tokens = engine_.tokens();
         const std::size_t of_query = how_.query_heads * how_.width;
@@ -276,17 +281,31 @@ public:
         const auto k = part(packed, of_query, how_.kv_heads);
         const auto v = part(packed, of_query + of_key, how_.kv_heads);
         const auto numbers = sequence::numbers_by_head(sums.view(), tokens, how_.query_heads);
+        const auto forward = [&] { engine_.forward(q, k, v, rows(out), numbers); };
+        const auto backward = [&] {
+            engine_.backward(rows(d_out), q, k, v, rows(out), numbers, part(gradients, 0, how_.query_heads),
+                             part(gradients, of_query, how_.kv_heads),
+                             part(gradients, of_query + of_key, how_.kv_heads));
+        };
         comm_.barrier();
-        times t = timed(
-            queue_, how_.repetitions, [&] { engine_.forward(q, k, v, rows(out), numbers); },
-            [&] {
-                engine_.backward(rows(d_out), q, k, v, rows(out), numbers, part(gradients, 0, how_.query_heads),
-                                 part(gradients, of_query, how_.kv_heads),
-                                 part(gradients, of_query + of_key, how_.kv_heads));
-            });
-        t.forward = slowest(comm_, t.forward);
-        t.both = slowest(comm_, t.both);
-        return t;
+        result r{timed(queue_, how_.repetitions, forward, backward)};
+        r.forward = slowest(comm_, r.forward);
+        r.both = slowest(comm_, r.both);
+        // Once more, for the trace alone.
+        trace_.clear();
+        comm_.barrier();
+        forward();
+        backward();
+        queue_.record().wait_host(after(default_timeout()));
+        comm_.synchronize();
+        double sending = 0;
+        for (const auto& total : trace_.totals(comm_.rank())) {
+            if (total.kind == schedule::span_kind::communication) { sending += total.seconds * 1e3; }
+        }
+        const auto most = slowest(comm_, {sending, trace_.exposed(comm_.rank()) * 1e3});
+        r.sending = most[0];
+        r.exposed = most[1];
+        return r;
     }
 
     [[nodiscard]] static std::vector<double> slowest(nccl& comm, std::vector<double> own) {
@@ -377,7 +396,7 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, const
             const auto planned = zeppelin.plan(all[i].lengths, machines);
             const sequence::placement where =
                 plan == "zeppelin" ? planned.where : sequence::partition::even_ring{}(all[i].lengths, machines);
-            const times t = b.measure(where);
+            const auto t = b.measure(where);
             std::uint64_t inside = 0, between = 0;
             using rings = sequence::ring_attention<nccl, sequence::cuda_attention<number>>;
             for (const auto& call : rings::calls_of(where, s.heads())) {
@@ -396,6 +415,8 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, const
                                        {"tokens_per_second", tokens / both * 1e3},
                                        {"ideal_ms", nullptr},
                                        {"of_ideal_time", nullptr},
+                                       {"communication_ms", t.sending},
+                                       {"exposed_ms", t.exposed},
                                        {"bytes_inside_nodes", inside},
                                        {"bytes_between_nodes", between}};
             if (ideal) {
@@ -404,9 +425,10 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, const
             }
             if (plan == "zeppelin") { row["reason"] = std::string(name_of(planned.reason)); }
             report["rows"].push_back(row);
-            std::cerr << fmt::format("{:<14}{:<11}{:<11}{:>12.2f}{:>12.2f}{:>8.3f}{:>14.0f}{:>12.2f}{:>10.3f}\n", kind,
-                                     all[i].name, plan, bench::median(t.forward), both, bench::summarize(t.both).cv,
-                                     tokens / both * 1e3, ideal.value_or(0), ideal ? both / *ideal : 0);
+            std::cerr << fmt::format(
+                "{:<14}{:<11}{:<11}{:>12.2f}{:>12.2f}{:>8.3f}{:>14.0f}{:>12.2f}{:>10.3f}{:>10.2f}{:>10.2f}\n", kind,
+                all[i].name, plan, bench::median(t.forward), both, bench::summarize(t.both).cv, tokens / both * 1e3,
+                ideal.value_or(0), ideal ? both / *ideal : 0, t.sending, t.exposed);
         }
     }
 }
@@ -438,8 +460,9 @@ void measure(nccl& world, const settings& s) {
     report["costs"] = nlohmann::ordered_json::array();
     report["rows"] = nlohmann::ordered_json::array();
     if (world.rank() == 0) {
-        std::cerr << fmt::format("{:<14}{:<11}{:<11}{:>12}{:>12}{:>8}{:>14}{:>12}{:>10}\n", "kernels", "batch", "plan",
-                                 "forward ms", "both ms", "cv", "tokens/s", "ideal ms", "of it");
+        std::cerr << fmt::format("{:<14}{:<11}{:<11}{:>12}{:>12}{:>8}{:>14}{:>12}{:>10}{:>10}{:>10}\n", "kernels",
+                                 "batch", "plan", "forward ms", "both ms", "cv", "tokens/s", "ideal ms", "of it",
+                                 "sent ms", "exposed");
     }
     for (const std::string& kind : s.kinds) { measure_kind(world, s, kind, links, report); }
     if (world.rank() != 0) { return; }

@@ -59,7 +59,7 @@ public:
         returned_ = 0;
         for (const auto& s : this->shares_) {
             first_.emplace_back();
-            for (std::size_t j = 0; j < s.members(); ++j) {
+            for (std::size_t j = 0; s.members() > 1 && j < s.members(); ++j) {
                 first_.back().push_back(gathered_);
                 gathered_ += s.of(j).tokens();
             }
@@ -73,10 +73,12 @@ public:
         this->expect_forward(query, key, value, out, log_sum_exp);
         const tensor<P> sums = this->out_for(out, log_sum_exp);
         const schedule::ticket<Q> gathered = gather(key, value);
-        for_each_step(gathered, [&](std::size_t i, std::size_t j) {
-            const auto& s = this->shares_[i];
-            this->attend(s, query, j, block_of(blocks_.view(), i, j), sums, log_sum_exp);
-        });
+        for_each_step(
+            gathered,
+            [&](std::size_t i, std::size_t j) {
+                this->attend(this->shares_[i], query, j, block_of(blocks_.view(), i, j), sums, log_sum_exp);
+            },
+            [&](std::size_t i) { this->attend_alone(this->shares_[i], query, key, value, out, log_sum_exp); });
         this->finish(sums, out);
     }
 
@@ -84,17 +86,19 @@ public:
                   tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
                   tensor<T> d_value) {
         this->backward_around(
-            d_out, query, key, value, out, log_sum_exp, d_query, d_key, d_value,
-            [&](const typename base::backward_rows& rows, const typename base::template block_rows<P>& sums) {
+            d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
+            [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to) {
                 this->reserve(gradients_, gathered_ * this->block_width());
                 this->reserve(returns_, returned_ * this->block_width());
-                fill_tokens(this->queue_, tensor<P>(gradients_.view(), gathered_, 1, this->block_width()), P{0});
                 const schedule::ticket<Q> gathered = gather(key, value);
-                for_each_step(gathered, [&](std::size_t i, std::size_t j) {
-                    this->differentiate(this->shares_[i], rows, j, block_of(blocks_.view(), i, j),
-                                        block_of(gradients_.view(), i, j));
-                });
-                return_gradients(sums);
+                for_each_step(
+                    gathered,
+                    [&](std::size_t i, std::size_t j) {
+                        this->differentiate(this->shares_[i], rows, j, block_of(blocks_.view(), i, j),
+                                            block_of(gradients_.view(), i, j));
+                    },
+                    [&](std::size_t i) { this->differentiate_alone(this->shares_[i], rows, key, value, to); });
+                return_gradients(to);
             });
     }
 
@@ -111,7 +115,7 @@ private:
         return this->block_memory(returns_.view(), first_returned_[i] + (steps - 1) * tokens, tokens);
     }
     // Gradients of what others have, to them; the sums of what is this rank's own.
-    void return_gradients(const typename base::template block_rows<P>& sums) {
+    void return_gradients(const typename base::gradient_tensors& to) {
         transfers messages;
         for_each_other([&](std::size_t i, std::size_t steps, std::size_t there) {
             const auto& s = this->shares_[i];
@@ -121,6 +125,7 @@ private:
         this->carry("gradients", std::move(messages)).wait(this->queue_);
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
+            if (s.members() == 1) { continue; }
             const auto own = block_of(gradients_.view(), i, s.place);
             // The member t places behind this rank had its keys in step t.
             for (std::size_t t = 1; t < s.members(); ++t) {
@@ -128,8 +133,8 @@ private:
                 add_tokens(this->queue_, g.key, own.key);
                 add_tokens(this->queue_, g.value, own.value);
             }
-            copy_tokens(this->queue_, own.key, s.rows_of(sums.key));
-            copy_tokens(this->queue_, own.value, s.rows_of(sums.value));
+            copy_tokens(this->queue_, own.key, s.rows_of(to.key));
+            copy_tokens(this->queue_, own.value, s.rows_of(to.value));
         }
     }
     // f(share, steps, member that many places behind this rank)
@@ -151,7 +156,7 @@ private:
         transfers messages;
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
-            this->pack(s, key, value, block_of(blocks_.view(), i, s.place));
+            if (s.members() > 1) { this->pack(s, key, value, block_of(blocks_.view(), i, s.place)); }
         }
         for_each_other([&](std::size_t i, std::size_t, std::size_t there) {
             const auto& s = this->shares_[i];
@@ -160,9 +165,16 @@ private:
         });
         return this->carry("keys and values", std::move(messages));
     }
-    // f(share, member whose keys a step is about): own ones first, those of others once they are there.
-    template <class F> void for_each_step(const schedule::ticket<Q>& gathered, F f) {
-        for (std::size_t i = 0; i < this->shares_.size(); ++i) { f(i, this->shares_[i].place); }
+    // f(share, member whose keys a step is about): own ones first, those of others once they are there. alone(share):
+    // those that have no other members.
+    template <class F, class Alone> void for_each_step(const schedule::ticket<Q>& gathered, F f, Alone alone) {
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            if (this->shares_[i].members() == 1) {
+                alone(i);
+            } else {
+                f(i, this->shares_[i].place);
+            }
+        }
         gathered.wait(this->queue_);
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             for (std::size_t t = 1; t < this->shares_[i].members(); ++t) { f(i, this->shares_[i].before(t)); }
