@@ -18,6 +18,7 @@
 #include <tutti/comm/mpi.hpp>  // ranks as processes
 #endif
 
+#include "blas.hpp"
 #include "comparison.hpp"
 #include "data.hpp"
 #include "options.hpp"

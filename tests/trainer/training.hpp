@@ -11,6 +11,7 @@
 #include <tutti/comm/threads.hpp>  // ranks
 #include <tutti/core/philox.hpp>   // text
 
+#include "blas.hpp"
 #include "options.hpp"
 #include "run_on_cpu.hpp"
 
