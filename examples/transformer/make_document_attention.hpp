@@ -51,19 +51,18 @@ template <class Kernel>
         if constexpr (!Q::executes_inline) { q.record().wait_host(tutti::after(tutti::default_timeout())); }
     };
     settle();
-    return calibrated(
-               "this rank", lengths, 3,
-               [&](std::int64_t length) {
-                   const auto count = static_cast<std::size_t>(length);
-                   const token_view<const T, M> in(rows.view(), count, heads.query, heads.width);
-                   const token_view<P, M> result(out.view(), count, heads.query, heads.width);
-                   const auto begin = clock::now();
-                   attention.forward(
-                       q,
-                       {in, in, in, {mask::causal, 0, 0}, 1, result, numbers_by_head(sums.view(), count, heads.query)});
-                   settle();
-                   return std::chrono::duration<double>(clock::now() - begin).count();
-               })
+    return calibrated("this rank", lengths, 3,
+                      [&](std::int64_t length) {
+                          const auto count = static_cast<std::size_t>(length);
+                          const token_view<const T, M> in(rows.view(), count, heads.query, heads.width);
+                          const token_view<P, M> result(out.view(), count, heads.query, heads.width);
+                          const auto begin = clock::now();
+                          attention.forward(q,
+                                            forward_block<T, M>{in, in, in, visibility{mask::causal, 0, 0}, 1, result,
+                                                                numbers_by_head(sums.view(), count, heads.query)});
+                          settle();
+                          return std::chrono::duration<double>(clock::now() - begin).count();
+                      })
         .cost;
 }
 

@@ -229,9 +229,11 @@ protected:
         const bool empty = b.queries == 0 || b.keys == 0;
         const bool first = member == s.place;
         const std::size_t written = starts_gradients<Block> && !empty ? b.keys : 0;
-        for (const tensor<P>& g : {gradients.key, gradients.value}) {
+        const auto fill_rest = [&](const tensor<P>& g) {
             fill_tokens(queue_, g.rows(written, g.tokens - written), P{0});
-        }
+        };
+        fill_rest(gradients.key);
+        fill_rest(gradients.value);
         if (first && (!starts_gradients<Block> || empty)) { fill_tokens(queue_, s.rows_of(from.d_query), P{0}); }
         if (empty) { return; }
         const backward_rows part = from.rows(s.first_row + b.first_query, b.queries);
@@ -291,7 +293,9 @@ protected:
                          const gradient_tensors& to, Work work) {
         expect_forward(query, key, value, out, log_sum_exp);
         expect_gradients(d_out, to.query, to.key, to.value);
-        for (const auto& gradient : {to.query, to.key, to.value}) { fill_tokens(queue_, padding_of(gradient), T{}); }
+        fill_tokens(queue_, padding_of(to.query), T{});
+        fill_tokens(queue_, padding_of(to.key), T{});
+        fill_tokens(queue_, padding_of(to.value), T{});
         const backward_rows rows{
             query, d_out, out, log_sum_exp, deltas_of(d_out, out), memory_for(to.query.rows(0, shared_), query_sums_)};
         work(rows, to);
