@@ -62,6 +62,7 @@ struct settings {
     int repetitions = 7;
     std::size_t query_heads = 32, kv_heads = 32, width = 128;
     std::string json;
+    std::string command = "bench_sequence_attention";
     [[nodiscard]] sequence::attention_heads heads() const { return {query_heads, kv_heads, width}; }
 };
 
@@ -448,6 +449,7 @@ void measure(nccl& world, const settings& s) {
     nlohmann::ordered_json report{{"bench", "sequence_attention"}, {"environment", bench::environment()}};
     cudaDeviceProp card{};
     tutti::detail::check_cuda(cudaGetDeviceProperties(&card, world.queue().device()), "cudaGetDeviceProperties");
+    report["command"] = s.command;
     report["device"] = card.name;
     report["gpus"] = world.size();
     report["nodes"] = s.nodes;
@@ -498,6 +500,7 @@ int run(int argc, char** argv) {
     meeting->needs(rank);
     app.add_option("-J,--json", s.json, "write the report here, besides printing it");
     CLI11_PARSE(app, argc, argv);
+    for (int i = 1; i < argc; ++i) { s.command += fmt::format(" {}", argv[i]); }
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
         fmt::print("no CUDA device\n");

@@ -1,6 +1,7 @@
 """trainer_pipelines.py TRANSFORMER [MPIRUN OPTIONS...]: the trainer's pipelines that share state or meet now and then,
-on 1, 2 and 4 ranks: ZeRO has the losses of plain data parallelism, on one rank its bits; rounds have the losses that
-they have on CPUs; the same bits twice, and after a checkpoint; weights of sharded masters survive a file.
+on 1, 2 and 4 ranks: ZeRO has the losses of plain data parallelism, on one rank its bits; rounds, and documents whose
+attention ranks share, have the losses that they have on CPUs; the same bits twice, and after a checkpoint; weights of
+sharded masters survive a file.
 Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
 Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """
@@ -16,6 +17,10 @@ STAGES = ("zero1", "zero2", "zero3")
 # Several messages on 2 and on 4 ranks: they are of 32 MiB times the ranks.
 LARGE = ["--layers", "4", "--heads", "16", "--width", "1024", "--context", "64", "--batch", "16",
          "--lr", "1e-4"]
+
+
+# Sixteen tokens of documents a step: ranks without any.
+FEW = ["--layers", "2", "--heads", "4", "--width", "128", "--context", "16", "--batch", "1"]
 
 
 class ranks:
@@ -107,10 +112,9 @@ def check_documents(folder, on, *options):
         measured = once["sequence"]["measured_seconds"]
         if not measured > 0:
             sys.exit("%s: %s seconds in attention" % (what, measured))
-    few = (*options, "--steps", "5", "--lengths", lengths, "--batch", "1", "--pipeline", "packed", "--precision",
-           "float", "--context", "16")
-    expect_close("few documents on %s" % on.name, losses(on.train(folder, *few)),
-                 losses(train(folder, *few, "--ranks", "1", device="cpu")), 1e-5)
+    few = (*options, "--steps", "5", "--lengths", lengths, "--pipeline", "packed", "--precision", "float")
+    expect_close("few documents on %s" % on.name, losses(on.train(folder, *few, model=FEW)),
+                 losses(train(folder, *few, "--ranks", "1", device="cpu", model=FEW)), 1e-5)
 
 
 def check_checkpoints(folder, on, *options):
