@@ -52,7 +52,7 @@ public:
         : attention_(attention), o_(o), training_(training), lengths_(o.lengths) {
         double measured[3] = {};
         if (world.rank() == 0) {
-            const auto c = measured_attention<T>(o.model);
+            const auto c = attention_.measured_cost();
             measured[0] = c.quadratic;
             measured[1] = c.linear;
             measured[2] = c.constant;

@@ -6,6 +6,7 @@
 
 #include "forward_tuning.hpp"
 #include "host_device.hpp"
+#include "run_on_cpu.hpp"
 
 namespace transformer {
 

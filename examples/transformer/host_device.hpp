@@ -34,16 +34,4 @@ template <class T> struct host_device {
     }
 };
 
-/// The run of a pipeline of forward passes alone; forward_tuning.cpp compiles it.
-template <class T, class Comm>
-[[nodiscard]] result tune_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin);
-
-/// Trains there, in elements of T.
-template <class T, class Comm>
-[[nodiscard]] result run_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
-    if (o.of_forward_passes()) { return tune_on_cpu<T>(world, o, text, origin); }
-    host_device<T> cpu;
-    return train(world, cpu, o, text, origin);
-}
-
 }  // namespace transformer

@@ -18,12 +18,13 @@
 #include <tutti/comm/mpi.hpp>  // ranks as processes
 #endif
 
+#include "blas.hpp"
 #include "comparison.hpp"
 #include "data.hpp"
 #include "options.hpp"
-#include "host_device.hpp"
 #include "pipelines.hpp"
 #include "report.hpp"
+#include "run_on_cpu.hpp"
 #include "weights.hpp"
 #if TRANSFORMER_WITH_CUDA
 #include "cuda/run.hpp"

@@ -475,11 +475,6 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     }
     require(o.device == "cpu" || o.device == "cuda", fmt::format("--device: '{}' is not one of cpu, cuda", o.device));
     const bool on_gpu = o.device == "cuda";
-    require(
-        !on_gpu || !o.of_documents(),
-        fmt::format("--device: pipeline '{}' runs on the CPU; on GPUs the trainer has sequences of one length, with "
-                    "ddp, zero3 and others",
-                    o.pipeline));
     require(on_gpu || o.gpus == 0, "--gpus: needs --device cuda");
     require(on_gpu || o.backend != "nccl", "--backend: nccl needs --device cuda");
     require(!on_gpu || o.backend != "mpi", "--backend: mpirun's processes on GPUs speak NCCL; use --backend nccl");

@@ -147,10 +147,8 @@ template <class Device, class Comm>
     tutti::comm::counted training(device.communicator(world, o));
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
-    // Documents: ranks share their attention. They are on the CPU alone.
-    constexpr bool has_documents = !Device::is_accelerator;
-    std::unique_ptr<document_attention<T>> shared;
-    if constexpr (has_documents) { shared = make_document_attention<T>(training, o, &trace); }
+    // Documents: ranks share their attention.
+    const std::unique_ptr<document_attention<T>> shared = make_document_attention<T>(training, o, &trace);
     const int rows = shared ? static_cast<int>(shared->most_rows()) : o.micro_batch * o.model.context;
 
     // The model works on the strategy's queue, and is there for longer than it.
@@ -216,18 +214,14 @@ template <class Device, class Comm>
 
     for (const auto& p : net.parameters()) { r.tensors.push_back(p.name); }
     std::optional<document_steps<T>> documents;
-    if constexpr (has_documents) {
-        if (shared) { documents.emplace(world, *shared, o, text.training()); }
-    }
+    if (shared) { documents.emplace(world, *shared, o, text.training()); }
 
     for (int step = first_step; step < last_step; ++step) {
         const auto begin = clock::now();
         double of_loss = 1.0 / (static_cast<double>(part) * o.model.context);  // what a token's loss is multiplied by
-        if constexpr (has_documents) {
-            if (documents) {
-                const scoped_span planning(&trace, track, "plan", queue);
-                of_loss = documents->next(step);
-            }
+        if (documents) {
+            const scoped_span planning(&trace, track, "plan", queue);
+            of_loss = documents->next(step);
         }
         const auto scale = static_cast<typename Math::real>(of_loss);
         for (int m = 0; m < micro_batches; ++m) {
@@ -238,10 +232,10 @@ template <class Device, class Comm>
             }
             {
                 const scoped_span forward(&trace, track, "forward", queue);
-                if (!documents) {
-                    net.forward_training(strategy, b.in, b.targets, o.model.context, scale);
-                } else if constexpr (has_documents) {
+                if (documents) {
                     net.forward_training(strategy, documents->rows(), documents->attention(), scale);
+                } else {
+                    net.forward_training(strategy, b.in, b.targets, o.model.context, scale);
                 }
             }
             const scoped_span backward(&trace, track, "backward", queue);
@@ -313,9 +307,7 @@ template <class Device, class Comm>
                                         : generate(net, weights, gpt2_end_of_text, o.seed, 64);
     }
 
-    if constexpr (has_documents) {
-        if (documents) { r.sequence = documents->finish(world); }
-    }
+    if (documents) { r.sequence = documents->finish(world); }
     const auto mean = [&](std::vector<double> v) {
         world.all_reduce(tutti::view<const double>(v), tutti::view<double>(v), tutti::sum{});
         for (double& x : v) { x /= o.ranks; }

@@ -1,28 +1,33 @@
 // Attention over ranks on GPUs: operations on tokens with the host's bits, blocks by tiles and by cuDNN, and rings over
 // NCCL, on as many GPUs as there are.
-#include <algorithm>  // sort
-#include <array>      // bytes
-#include <cmath>      // fabs
-#include <cstring>    // memcmp
-#include <limits>     // infinity
-#include <memory>     // kernels
-#include <mutex>      // results of ranks
-#include <numeric>    // iota
-#include <vector>     // data
+#include <algorithm>    // sort
+#include <array>        // bytes
+#include <atomic>       // counts
+#include <cmath>        // fabs
+#include <cstring>      // memcmp
+#include <limits>       // infinity
+#include <memory>       // kernels
+#include <mutex>        // results of ranks
+#include <numeric>      // iota
+#include <type_traits>  // element types
+#include <utility>      // move
+#include <vector>       // data
 
 #include <cuda_runtime_api.h>  // devices
 
 #include <doctest/doctest.h>  // checks
 
-#include <sequence/problem.hpp>                  // direct solution
-#include <tutti/comm/counted.hpp>                // ledger
-#include <tutti/comm/nccl.hpp>                   // ranks
-#include <tutti/sequence/cuda_attention.cuh>     // under test
-#include <tutti/sequence/gather_attention.hpp>   // under test
-#include <tutti/sequence/host_attention.hpp>     // the same on the host
-#include <tutti/sequence/ring_attention.hpp>     // under test
-#include <tutti/sequence/token_operations.cuh>   // under test
-#include <tutti/sequence/ulysses_attention.hpp>  // under test
+#include <sequence/problem.hpp>                   // direct solution
+#include <tutti/comm/counted.hpp>                 // ledger
+#include <tutti/comm/nccl.hpp>                    // ranks
+#include <tutti/sequence/cuda_attention.cuh>      // under test
+#include <tutti/sequence/engine.hpp>              // under test
+#include <tutti/sequence/gather_attention.hpp>    // under test
+#include <tutti/sequence/host_attention.hpp>      // the same on the host
+#include <tutti/sequence/partition/zeppelin.hpp>  // placements
+#include <tutti/sequence/ring_attention.hpp>      // under test
+#include <tutti/sequence/token_operations.cuh>    // under test
+#include <tutti/sequence/ulysses_attention.hpp>   // under test
 
 #include "device.hpp"  // require_device
 
@@ -32,7 +37,7 @@ using namespace tutti::sequence;
 
 #if TUTTI_TEST_CUDNN
 namespace tutti::test {
-std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs);
+std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs, std::size_t workspace = std::size_t{1} << 31);
 }  // namespace tutti::test
 #endif
 
@@ -294,19 +299,21 @@ solution in_cuts(const cuda_queue& q, Kernel& kernel, const problem& p, const st
     return s.solved();
 }
 
-// Counts the calls that a library takes.
+// Counts the calls that a library takes, and those that it does not.
+using tally = std::array<std::atomic<int>, 2>;
 class counting final : public fused_attention {
     std::unique_ptr<fused_attention> real_;
-    std::shared_ptr<std::array<int, 2>> counts_;
+    std::shared_ptr<tally> counts_;
 
 public:
-    counting(std::unique_ptr<fused_attention> real, std::shared_ptr<std::array<int, 2>> counts)
+    counting(std::unique_ptr<fused_attention> real, std::shared_ptr<tally> counts)
         : real_(std::move(real)), counts_(std::move(counts)) {}
     bool run(const cuda_queue& q, const fused_call& c) override {
         const bool taken = real_->run(q, c);
         ++(*counts_)[taken ? 0 : 1];
         return taken;
     }
+    std::size_t most_scores() const noexcept override { return real_->most_scores(); }
 };
 
 }  // namespace
@@ -415,16 +422,20 @@ TEST_CASE("bfloat16: tiles, and cuDNN where it is, are as near as 16 bits allow"
     tiled_attention<brief> tiles;
     judge(tiles, "tiles", {{4, 2, 16}}, {100}, both);
 #if TUTTI_TEST_CUDNN
-    const auto counts = std::make_shared<std::array<int, 2>>();
+    const auto counts = std::make_shared<tally>();
     cuda_attention<brief> kernel(std::make_unique<counting>(cudnn_kernels(64), counts));
     judge(kernel, "cuDNN", {{4, 2, 64}, {2, 2, 128}}, {1, 77, 256, 530}, both);
     CHECK((*counts)[0] > 0);
     CHECK((*counts)[1] == 0);
     // Few graphs are kept; odd widths are not cuDNN's, and get the same judgment.
-    const auto more = std::make_shared<std::array<int, 2>>();
+    const auto more = std::make_shared<tally>();
     cuda_attention<brief> forgetful(std::make_unique<counting>(cudnn_kernels(1), more));
     judge(forgetful, "one graph", {{2, 1, 64}}, {130}, {mask::causal});
     CHECK((*more)[1] == 0);
+    // A small workspace: backward in parts, of heads, of queries and of keys.
+    cuda_attention<brief> cut(std::make_unique<counting>(cudnn_kernels(64, 256 * 256), counts));
+    judge(cut, "in parts", {{4, 2, 64}}, {300, 530}, both);
+    CHECK((*counts)[1] == 0);
     judge(kernel, "odd width", {{2, 1, 20}}, {64}, {mask::causal});
     CHECK((*counts)[1] > 0);
 #endif
@@ -555,3 +566,100 @@ TEST_CASE("bfloat16: rings on GPUs are as good as one") {
     }
 }
 #endif
+
+namespace {
+
+// What the engine makes of a problem, on as many of two GPUs as there are.
+template <class Engine> solution solved_by_engine(const problem& p) {
+    using T = typename Engine::element_type;
+    const std::size_t of_query = p.heads.query * p.heads.width;
+    const std::size_t of_key = p.heads.kv * p.heads.width;
+    solution all(p);
+    std::mutex mutex;
+    comm::nccl::launch(std::min(devices(), 2), [&](comm::nccl& world) {
+        comm::nccl own = world.duplicate("engine");
+        const cuda_queue q = own.queue();
+        Engine engine(std::move(own), p.heads);
+        engine.plan(p.lengths);
+        std::vector<T> qkv, out(engine.rows() * of_query), d_out, d_qkv(engine.rows() * (of_query + 2 * of_key));
+        const auto each_row = [&](auto visit) {
+            for (std::size_t row = 0; row < engine.rows(); ++row) {
+                visit(row, at(engine.sequences()[row]), at(engine.positions()[row]));
+            }
+        };
+        each_row([&](std::size_t, std::size_t s, std::size_t t) {
+            const auto append = [&](std::vector<T>& to, const std::vector<double>& from, std::size_t width) {
+                for (std::size_t c = 0; c < width; ++c) {
+                    to.push_back(static_cast<T>(static_cast<float>(from[t * width + c])));
+                }
+            };
+            append(qkv, p.query[s], of_query);
+            append(qkv, p.key[s], of_key);
+            append(qkv, p.value[s], of_key);
+            append(d_out, p.d_out[s], of_query);
+        });
+        buffer<T, cuda_queue> qkv_there(q, qkv.size()), out_there(q, out.size()), d_out_there(q, d_out.size()),
+            d_qkv_there(q, d_qkv.size());
+        upload(q, view<const T>(qkv), qkv_there.view());
+        upload(q, view<const T>(d_out), d_out_there.view());
+        auto kept = engine.make_memory();
+        engine.forward(qkv_there, out_there.view(), kept);
+        engine.backward(d_out_there, d_qkv_there.view(), kept);
+        download(q, view<const T, device_memory>(out_there), view<T>(out));
+        download(q, view<const T, device_memory>(d_qkv_there), view<T>(d_qkv));
+        const std::lock_guard lock(mutex);
+        each_row([&](std::size_t row, std::size_t s, std::size_t t) {
+            const auto take = [&](std::vector<double>& to, std::size_t width, const T* from) {
+                for (std::size_t c = 0; c < width; ++c) {
+                    to[t * width + c] = static_cast<double>(static_cast<float>(from[c]));
+                }
+            };
+            const T* const gradients = d_qkv.data() + row * (of_query + 2 * of_key);
+            take(all.out[s], of_query, out.data() + row * of_query);
+            take(all.d_query[s], of_query, gradients);
+            take(all.d_key[s], of_key, gradients + of_query);
+            take(all.d_value[s], of_key, gradients + of_query + of_key);
+        });
+    });
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("16 bits: an engine on GPUs that names no kernel has the program's library", T, float16, brief) {
+    require_device();
+    using engine = std::conditional_t<std::is_same_v<T, brief>, sequence::engine<comm::nccl, partition::zeppelin>,
+                                      sequence::engine<comm::nccl, partition::zeppelin, direct_exchange, remapped,
+                                                       typename default_attention<cuda_queue>::template of<T>>>;
+    static_assert(std::is_same_v<typename engine::element_type, T>);
+    problem p({4, 2, 64}, {300, 130, 77, 41}, mask::causal, 17);
+    p.round_to<T>();
+    const solution reference = solved_directly(p);
+#if TUTTI_TEST_CUDNN
+    // In a program that has cuDNN it is that library; counted.
+    static default_fused_attention::maker cudnn = nullptr;
+    static const auto counts = std::make_shared<tally>();
+    cudnn = default_fused_attention::provide(nullptr);
+    const bool linked = cudnn != nullptr;
+    REQUIRE(linked);
+    default_fused_attention::provide(
+        [] { return std::unique_ptr<fused_attention>(std::make_unique<counting>(cudnn(), counts)); });
+#endif
+    const solution got = solved_by_engine<engine>(p);
+#if TUTTI_TEST_CUDNN
+    default_fused_attention::provide(cudnn);
+    CHECK((*counts)[0] > 0);
+    CHECK((*counts)[1] == 0);
+#endif
+    const double bar = std::is_same_v<T, brief> ? 4e-3 : 1e-3;
+    CHECK(between(got.out, reference.out).relative <= bar);
+    CHECK(between(got.d_query, reference.d_query).relative <= bar);
+    CHECK(between(got.d_key, reference.d_key).relative <= bar);
+    CHECK(between(got.d_value, reference.d_value).relative <= bar);
+    // Without one, tiles.
+    const auto before = default_fused_attention::provide(nullptr);
+    const solution in_tiles = solved_by_engine<engine>(p);
+    default_fused_attention::provide(before);
+    CHECK(between(in_tiles.out, reference.out).relative <= bar);
+    CHECK(between(in_tiles.d_value, reference.d_value).relative <= bar);
+}

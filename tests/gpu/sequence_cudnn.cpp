@@ -5,8 +5,9 @@
 
 namespace tutti::test {
 
-std::unique_ptr<sequence::fused_attention> cudnn_kernels(std::size_t graphs) {
-    return std::make_unique<sequence::cudnn_attention>(graphs);
+std::unique_ptr<sequence::fused_attention> cudnn_kernels(std::size_t graphs, std::size_t workspace) {
+    return std::make_unique<sequence::cudnn_attention>(
+        sequence::cudnn_options{.graphs = graphs, .workspace = workspace});
 }
 
 }  // namespace tutti::test

@@ -180,6 +180,26 @@ TEST_CASE_TEMPLATE("embedding: both tables, tokens that repeat a lot or never", 
             CHECK(position.distance(q) <= bar<T>);
         }
     }
+    // Rows of documents: a position of its own for each, some often; and no rows at all.
+    const int rows = 150, width = 64;
+    const auto in = some_tokens(rows, 5, 30);
+    std::vector<std::int64_t> places;
+    for (int r = 0; r < rows; ++r) { places.push_back(r < 90 ? r % 11 : 40 - r % 3); }
+    pair_of<T> token(q, 30, width, 1), position(q, 50, width, 2), out(q, rows, width, 3), d_out(q, rows, width, 4);
+    host.take(in, in, places);
+    device.take(in, in, places);
+    host.embed(token.on_host(), position.on_host(), out.on_host());
+    device.embed(token.on_device(), position.on_device(), out.on_device());
+    CHECK(out.distance(q) <= bar<T>);
+    host.embed_backward(d_out.on_host(), token.on_host(), position.on_host());
+    device.embed_backward(d_out.on_device(), token.on_device(), position.on_device());
+    CHECK(token.distance(q) <= bar<T>);
+    CHECK(position.distance(q) <= bar<T>);
+    device.take(tokens(), tokens(), std::span<const std::int64_t>());
+    device.embed(token.on_device(), position.on_device(), out.on_device().top(0));
+    device.embed_backward(d_out.on_device().top(0), token.on_device(), position.on_device());
+    CHECK(token.distance(q) <= bar<T>);
+    CHECK(position.distance(q) <= bar<T>);
 }
 
 TEST_CASE_TEMPLATE("classifier: padded vocabularies, the loss, gradients in place", T, float, tutti::bfloat16) {
@@ -191,7 +211,8 @@ TEST_CASE_TEMPLATE("classifier: padded vocabularies, the loss, gradients in plac
         CAPTURE(vocabulary);
         const int rows = 70, width = 64;
         const int padding = (vocabulary + 127) / 128 * 128 - vocabulary;
-        const auto targets = some_tokens(rows, 2, vocabulary);
+        auto targets = some_tokens(rows, 2, vocabulary);
+        targets[0] = targets[rows - 1] = no_target;
         pair_of<T> in(q, rows, width, 1), table(q, vocabulary, width, 2, 0.3f),
             logits(q, rows, vocabulary, 3, 1, padding), d_in(q, rows, width, 4),
             d_table(q, vocabulary, width, 5, 1e-3f);

@@ -1,6 +1,7 @@
 """trainer_pipelines.py TRANSFORMER [MPIRUN OPTIONS...]: the trainer's pipelines that share state or meet now and then,
-on 1, 2 and 4 ranks: ZeRO has the losses of plain data parallelism, on one rank its bits; rounds have the losses that
-they have on CPUs; the same bits twice, and after a checkpoint; weights of sharded masters survive a file.
+on 1, 2 and 4 ranks: ZeRO has the losses of plain data parallelism, on one rank its bits; rounds, and documents whose
+attention ranks share, have the losses that they have on CPUs; the same bits twice, and after a checkpoint; weights of
+sharded masters survive a file.
 Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
 Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """
@@ -16,6 +17,10 @@ STAGES = ("zero1", "zero2", "zero3")
 # Several messages on 2 and on 4 ranks: they are of 32 MiB times the ranks.
 LARGE = ["--layers", "4", "--heads", "16", "--width", "1024", "--context", "64", "--batch", "16",
          "--lr", "1e-4"]
+
+
+# Sixteen tokens of documents a step: ranks without any.
+FEW = ["--layers", "2", "--heads", "4", "--width", "128", "--context", "16", "--batch", "1"]
 
 
 class ranks:
@@ -87,6 +92,31 @@ def check_rounds(folder, on, *options):
         expect_same("co2-zero, bf16, twice", on.train(folder, *half), on.train(folder, *half))
 
 
+def check_documents(folder, on, *options):
+    """The CPU's losses over documents of all lengths, rounding of floats apart, wherever they are placed: on one rank
+    too, and where ranks have no rows. In 16 bits those of one GPU."""
+    lengths = os.path.join(folder, "lengths.txt")
+    with open(lengths, "w") as file:
+        file.write("1 2 3 5 8 13 21 34 55 64 64")
+    same = (*options, "--steps", "10", "--lengths", lengths)
+    one = ranks(1, 1)
+    in_float = train(folder, *same, "--pipeline", "zeppelin", "--ranks", "1", device="cpu")
+    in_bf16 = one.train(folder, *same, "--pipeline", "zeppelin", "--precision", "bf16")
+    for pipeline in ("packed", "even-ring", "zeppelin"):
+        there = (*same, "--pipeline", pipeline, "--precision")
+        what = "%s on %s" % (pipeline, on.name)
+        once = on.train(folder, *there, "float")
+        expect_close(what, losses(once), losses(in_float), 1e-5)
+        expect_same(what + ", twice", once, on.train(folder, *there, "float"))
+        expect_close(what + ", bf16", losses(on.train(folder, *there, "bf16")), losses(in_bf16), 2e-2)
+        measured = once["sequence"]["measured_seconds"]
+        if not measured > 0:
+            sys.exit("%s: %s seconds in attention" % (what, measured))
+    few = (*options, "--steps", "5", "--lengths", lengths, "--pipeline", "packed", "--precision", "float")
+    expect_close("few documents on %s" % on.name, losses(on.train(folder, *few, model=FEW)),
+                 losses(train(folder, *few, "--ranks", "1", device="cpu", model=FEW)), 1e-5)
+
+
 def check_checkpoints(folder, on, *options):
     """Stopped between two checkpoints' steps, for co2 in the middle of a round with a mean on its way."""
     for pipeline in (("zero2",), ("zero3",), ("co2", "--tau", "4")):
@@ -133,6 +163,7 @@ def main():
 
         attempt(check_alone, ranks(1, present))
         attempt(check_files, ranks(1, present))
+        attempt(check_documents, ranks(1, present))
         for count in (2, 4):
             on = ranks(count, present)
             if not on.possible:
@@ -140,6 +171,7 @@ def main():
                 continue
             attempt(check_stages, on)
             attempt(check_rounds, on)
+            attempt(check_documents, on)
             if count == 2:
                 attempt(check_checkpoints, on)
             attempt(check_files, on)

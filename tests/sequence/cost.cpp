@@ -2,10 +2,11 @@
 // known coefficients, and estimates against rounds walked one by one.
 #include <doctest/doctest.h>  // checks
 
-#include <cmath>   // fabs
-#include <random>  // noise
-#include <string>  // texts
-#include <vector>  // samples
+#include <algorithm>  // replace
+#include <cmath>      // fabs
+#include <random>     // noise
+#include <string>     // texts
+#include <vector>     // samples
 
 #include <tutti/sequence/calibration.hpp>  // fitted, calibrated
 #include <tutti/sequence/cost.hpp>         // thresholds
@@ -142,42 +143,55 @@ TEST_CASE("calibration takes the median of the runs that count") {
                          "calibration: 0 s for 10 tokens is no measurement", usage_error);
 }
 
-TEST_CASE("a calibration comes back from its text, bit for bit") {
-    const sequence::calibration c{"H100, FlashAttention, forward",
+TEST_CASE("a calibration comes back from its JSON, bit for bit") {
+    const sequence::calibration c{R"(H100, "FlashAttention" \ forward)",
                                   sequence::fitted(sequence::h100_forward_samples),
                                   {sequence::h100_forward_samples.begin(), sequence::h100_forward_samples.end()}};
-    const std::string text = text_of(c);
+    const std::string text = json_of(c);
     CHECK(sequence::calibration_from(text) == c);
-    CHECK(text.starts_with("tutti attention cost 1\nname H100, FlashAttention, forward\nquadratic "));
+    CHECK(text.starts_with("{\n  \"format\": \"tutti attention cost 1\",\n"
+                           "  \"name\": \"H100, \\\"FlashAttention\\\" \\\\ forward\",\n  \"quadratic\": "));
+    CHECK(text.ends_with("[65536, 0.20628664]\n  ]\n}\n"));
     const auto says = [](std::string t) {
         try {
             (void)sequence::calibration_from(t);
         } catch (const usage_error& e) { return std::string(e.what()); }
         return std::string("accepted");
     };
-    const std::string head = "tutti attention cost 1\nname a\nquadratic 1\nlinear 0\nconstant 0\n";
-    const std::string samples = "sample 1 1\nsample 2 4\nsample 3 9\n";
-    CHECK(says(head + samples) == "accepted");
-    CHECK(says("tutti attention cost 2\n") == "calibration: line 1 makes no sense: 'tutti attention cost 2'");
-    CHECK(says(head + "sample 1\n") == "calibration: line 6 makes no sense: 'sample 1'");
-    CHECK(says(head + "sample 1 2 3\n") == "calibration: line 6 makes no sense: 'sample 1 2 3'");
-    CHECK(says(head + "sample 1.5 2\n") == "calibration: line 6 makes no sense: 'sample 1.5 2'");
-    CHECK(says(head + "linear 0\n") == "calibration: line 6 makes no sense: 'linear 0'");
-    CHECK(says(head + "name b\n") == "calibration: line 6 makes no sense: 'name b'");
-    CHECK(says(head + "speed 1\n") == "calibration: line 6 makes no sense: 'speed 1'");
-    CHECK(says("tutti attention cost 1\nname a\nquadratic -1\n") ==
-          "calibration: line 3 makes no sense: 'quadratic -1'");
-    CHECK(says("tutti attention cost 1\nname a\nquadratic nan\n") ==
-          "calibration: line 3 makes no sense: 'quadratic nan'");
-    CHECK(says("tutti attention cost 1\nname a\nquadratic 1\nconstant 0\n" + samples) ==
-          "calibration: no line says 'linear'");
-    CHECK(says("tutti attention cost 1\nquadratic 1\nlinear 0\nconstant 0\n" + samples) ==
-          "calibration: no line says 'name'");
-    CHECK(says("") == "calibration: no line says 'quadratic'");
-    CHECK(says(head + "sample 1 1\n") == "calibration: 1 lengths; three coefficients need at least 3");
-    CHECK(says(head + "sample 1 1\nsample 2 -1\n") == "calibration: -1 s for 2 tokens is no measurement");
-    CHECK_THROWS_WITH_AS(static_cast<void>(text_of(sequence::calibration{"a\nb", {}, {}})),
+    // Single quotes for double ones.
+    const auto with = [&](std::string more, const char* format = "tutti attention cost 1") {
+        std::string t = "{'linear' : 0,'name':'a',\n'quadratic':1, 'format':'" + std::string(format) + "'" + more + "}";
+        std::replace(t.begin(), t.end(), '\'', '"');
+        return says(t);
+    };
+    const std::string rest = ", 'constant': 0, 'samples': ";
+    CHECK(with(rest + "[[1,1e0],[2,4.0], [ 3 , 9]]") == "accepted");
+    CHECK(with(rest + "[[1,1],[2,4],[3,9]]", "tutti attention cost 2") ==
+          "calibration: 'tutti attention cost 2' is another format");
+    CHECK(with(rest + "[[1]]") == "calibration: ',' is missing, in front of ']]}'");
+    CHECK(with(rest + "[[1,2,3]]") == "calibration: ']' is missing, in front of ',3]]}'");
+    CHECK(with(rest + "[[1.5,2]]") == "calibration: ',' is missing, in front of '.5,2]]}'");
+    CHECK(with(rest + "[[1,2],]") == "calibration: '[' is missing, in front of ']}'");
+    CHECK(with(rest + "[") == "calibration: '[' is missing, in front of '}'");
+    CHECK(with(", 'linear': 0") == "calibration: 'linear' is unknown, or there twice, in front of ': 0}'");
+    CHECK(with(", 'speed': 0") == "calibration: 'speed' is unknown, or there twice, in front of ': 0}'");
+    CHECK(with(", 'constant': -1") == "calibration: 'constant' is negative, in front of '}'");
+    for (const char* const no_number : {"nan", "inf", ".5", "'1'", "+1", "1e999", "true"}) {
+        CHECK(with(std::string(", 'constant': ") + no_number).starts_with("calibration: no number, in front of '"));
+    }
+    CHECK(with("") == "calibration: there is no 'constant'");
+    CHECK(with(rest + "[[1,1]]") == "calibration: 1 lengths; three coefficients need at least 3");
+    CHECK(with(rest + "[[1,1],[2,-1]]") == "calibration: -1 s for 2 tokens is no measurement");
+    CHECK(says("") == "calibration: '{' is missing, in front of ''");
+    CHECK(says("{}") == "calibration: there is no 'format'");
+    CHECK(says("{\"name\": \"a") == "calibration: '\"' is missing, in front of ''");
+    CHECK(says("{\"name\": \"a\\n\"}") == "calibration: another escape, in front of 'n\"}'");
+    CHECK(says("{\"name\": \"a\n\"}").starts_with("calibration: a string of more than one line"));
+    CHECK(says(text + "x") == "calibration: more text than one object, in front of 'x'");
+    CHECK_THROWS_WITH_AS(static_cast<void>(json_of(sequence::calibration{"a\nb", {}, {}})),
                          "calibration: 'a\nb' is no name of one line", usage_error);
+    CHECK_THROWS_WITH_AS(static_cast<void>(json_of(sequence::calibration{"", {}, {}})),
+                         "calibration: '' is no name of one line", usage_error);
 }
 
 namespace {

@@ -28,7 +28,7 @@ namespace {
 
 const comm::options soon{.timeout = std::chrono::seconds(20)};
 
-/// Any of them as one type: an engine is compiled once for all.
+/// Any of them as one type: an engine is compiled once for all, and for both layouts where it is told which.
 struct any_partition {
     std::function<placement(std::span<const std::int64_t>, const cluster&, std::int64_t)> rule;
     placement operator()(std::span<const std::int64_t> lengths, const cluster& machines, std::int64_t capacity) const {
@@ -225,8 +225,9 @@ layer_result on_ranks(const layer& l, const comm::topology& machines, const any_
     comm::threads::launch(
         machines.ranks(),
         [&](comm::threads& world) {
-            engine_of<T, Route, Layout> e(world.duplicate("sequence"), heads,
-                                          {.partition = partition, .machines = machines, .capacity = capacity});
+            engine_of<T, Route, chosen_layout> e(world.duplicate("sequence"), heads,
+                                                 {.partition = partition, .machines = machines, .capacity = capacity},
+                                                 {}, {Layout::moves_tokens});
             auto kept = e.make_memory();
             on_rank<T>(world, e, kept, l, all, mutex);
         },
@@ -341,8 +342,8 @@ template <class Route, class Layout> engine_traffic expect_traffic(const layer& 
         [&](comm::threads& world) {
             counting counter(world.duplicate("sequence"));
             const auto ledger = counter.traffic_ledger();
-            engine_of<double, Route, Layout, counting> e(std::move(counter), heads,
-                                                         {.partition = partition, .machines = machines});
+            engine_of<double, Route, chosen_layout, counting> e(
+                std::move(counter), heads, {.partition = partition, .machines = machines}, {}, {Layout::moves_tokens});
             auto kept = e.make_memory();
             layer_result ignored = empty_result(l);
             std::mutex own;
@@ -378,8 +379,8 @@ TEST_CASE("traffic is what is sent, to the byte") {
     comm::threads::launch(
         4,
         [&](comm::threads& world) {
-            engine_of<double, direct_exchange, remapped> e(world.duplicate("sequence"), heads,
-                                                           {.partition = whole(), .machines = two_nodes(2)});
+            engine_of<double, direct_exchange, chosen_layout> e(world.duplicate("sequence"), heads,
+                                                                {.partition = whole(), .machines = two_nodes(2)});
             const std::int64_t lengths[] = {40};
             e.plan(lengths);
             const std::uint64_t a_token = 2 * (24 + 12) * 8;  // there and back: a row of qkv, one of out; gradients
@@ -429,8 +430,8 @@ TEST_CASE("one engine, many batches") {
     comm::threads::launch(
         4,
         [&](comm::threads& world) {
-            engine_of<double, routed, remapped> e(world.duplicate("sequence"), heads,
-                                                  {.partition = zeppelin(), .machines = two_nodes(2)});
+            engine_of<double, routed, chosen_layout> e(world.duplicate("sequence"), heads,
+                                                       {.partition = zeppelin(), .machines = two_nodes(2)});
             auto kept = e.make_memory();
             std::size_t n = 0;
             for (const layer* const l : {&first, &second, &first}) {
@@ -468,6 +469,15 @@ TEST_CASE("a partitioner's refusal is every rank's; other lengths on one rank ar
             },
             soon);
     }
+    comm::threads::launch(
+        2,
+        [](comm::threads& world) {
+            engine_of<double, direct_exchange, chosen_layout> e(world.duplicate("sequence"), heads,
+                                                                {.partition = whole()}, {}, {world.rank() == 0});
+            const std::int64_t lengths[] = {4, 6};
+            CHECK_THROWS_AS(e.plan(lengths), mismatch_error);
+        },
+        soon);
 }
 
 TEST_CASE("what does not fit is refused before anything moved") {

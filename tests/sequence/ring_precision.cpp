@@ -1,12 +1,17 @@
 // Attention over rings in float, and of 16-bit numbers with sums in float: how far from the exact result.
 #include <doctest/doctest.h>  // checks
 
-#include <cstddef>  // size_t
-#include <vector>   // distances
+#include <cstddef>      // size_t
+#include <type_traits>  // engines
+#include <utility>      // move
+#include <vector>       // distances
 
-#include <sequence/problem.hpp>               // direct solution
-#include <tutti/sequence/host_attention.hpp>  // kernel
-#include <tutti/sequence/ring_attention.hpp>  // under test
+#include <sequence/problem.hpp>                 // direct solution
+#include <tutti/core/buffer.hpp>                // sums of final blocks
+#include <tutti/sequence/gather_attention.hpp>  // under test
+#include <tutti/sequence/host_attention.hpp>    // kernel
+#include <tutti/sequence/ring_attention.hpp>    // under test
+#include <tutti/sequence/token_operations.hpp>  // rounding
 
 using namespace tutti;
 using namespace tutti::test;
@@ -40,7 +45,69 @@ public:
     }
 };
 
+// The host's kernel with all that a kernel may offer: final blocks, and gradients that it starts.
+struct willing : host_attention<tutti::bfloat16> {
+    using T = tutti::bfloat16;
+    using base = host_attention<T>;
+    static constexpr bool starts_gradients = true;
+    using sums = buffer<float>;
+
+    using base::forward;
+    void forward(host_queue q, const final_forward_block<T, host_memory>& b) {
+        sums memory(q, b.out.size());
+        const auto out = beside(memory, b.out);
+        base::forward(q, {b.query, b.key, b.value, b.seen, b.scale, out, b.log_sum_exp});
+        copy_tokens(q, out, b.out);
+    }
+    void backward(host_queue q, backward_block<T, host_memory> b) {
+        if (b.starts_query) { fill_tokens(q, b.d_query, 0.0f); }
+        if (b.starts_keys) {
+            fill_tokens(q, b.d_key, 0.0f);
+            fill_tokens(q, b.d_value, 0.0f);
+        }
+        base::backward(q, b);
+    }
+    void backward(host_queue q, const final_backward_block<T, host_memory>& b) {
+        sums of_query(q, b.d_query.size()), of_key(q, b.d_key.size()), of_value(q, b.d_value.size());
+        const auto d_query = beside(of_query, b.d_query), d_key = beside(of_key, b.d_key),
+                   d_value = beside(of_value, b.d_value);
+        backward(q, backward_block<T, host_memory>{b.query, b.key, b.value, b.seen, b.scale, b.d_out, b.out,
+                                                   b.log_sum_exp, b.delta, d_query, d_key, d_value, true, true});
+        copy_tokens(q, d_query, b.d_query);
+        copy_tokens(q, d_key, b.d_key);
+        copy_tokens(q, d_value, b.d_value);
+    }
+
+private:
+    static token_view<float> beside(const sums& memory, const token_view<T>& result) {
+        return {memory.view(), result.tokens, result.heads, result.width};
+    }
+};
+static_assert(final_attention<willing> && !final_attention<host_attention<tutti::bfloat16>>);
+
 }  // namespace
+
+TEST_CASE("final blocks and gradients that kernels start change no bit") {
+    const placement where = placed({1, 3}, {61, 20, 1, 5, 33, 0}, {{0, 1, 2}, {1}, {2, 0}, {2, 1}, {0}, {}});
+    for (const mask rule : {mask::causal, mask::full}) {
+        problem p({4, 2, 16}, where.lengths, rule, 9);
+        p.round_to<tutti::bfloat16>();
+        const auto solved = [&]<class Engine>(std::type_identity<Engine>) {
+            return solved_together<tutti::bfloat16>(p, where, [](comm::threads c, const problem& q) {
+                return Engine(std::move(c), q.heads, {.rule = q.rule});
+            });
+        };
+        using plain = ring_attention<comm::threads, host_attention<tutti::bfloat16>>;
+        const solution reference = solved(std::type_identity<plain>());
+        const solution by_ring = solved(std::type_identity<ring_attention<comm::threads, willing>>());
+        const solution gathered = solved(std::type_identity<gather_attention<comm::threads, willing>>());
+        for (const auto which :
+             {&solution::out, &solution::log_sum_exp, &solution::d_query, &solution::d_key, &solution::d_value}) {
+            CHECK(by_ring.*which == reference.*which);
+            CHECK(gathered.*which == reference.*which);
+        }
+    }
+}
 
 TEST_CASE("float: as near as its own rounding") {
     for (const mask rule : {mask::causal, mask::full}) {

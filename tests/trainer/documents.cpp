@@ -12,6 +12,7 @@
 
 #include <tutti/sequence/remap.hpp>  // rows outside of attention
 
+#include "document_rules.hpp"
 #include "document_steps.hpp"
 #include "scratch_folder.hpp"
 #include "training.hpp"
@@ -47,9 +48,7 @@ tutti::sequence::placement placed(const transformer::options& o, int step) {
     const auto lengths =
         transformer::document_lengths(o.lengths).of_step(o.seed, step, o.tokens_per_step(), o.model.context);
     const tutti::sequence::cluster machines{1, o.ranks};
-    if (o.pipeline == "packed") { return transformer::pipelines::packed::make_partition()(lengths, machines); }
-    if (o.pipeline == "even-ring") { return transformer::pipelines::even_ring::make_partition()(lengths, machines); }
-    return transformer::pipelines::zeppelin::make_partition()(lengths, machines);
+    return transformer::rules_of(o).partition(lengths, machines, tutti::sequence::no_capacity);
 }
 /// Ranks of the step none of whose rows has a target.
 int ranks_without_targets(const transformer::options& o, int step) {
@@ -231,9 +230,6 @@ TEST_CASE("what documents cannot be trained on is refused") {
           "--lengths: pipeline 'ddp' trains on sequences of one length; packed, even-ring and zeppelin do not");
     CHECK(refused([](options& o) { o.lengths.clear(), o.capacity = 9; }, "zero1").starts_with("--capacity: pipeline"));
     CHECK(refused([](options& o) { o.lengths.clear(), o.plan_picture = "x"; }, "co2").starts_with("--plan-picture: "));
-    CHECK(refused([](options& o) { o.device = "cuda"; }) ==
-          "--device: pipeline 'zeppelin' runs on the CPU; on GPUs the trainer has sequences of one length, with ddp, "
-          "zero3 and others");
     CHECK(refused([](options& o) { o.micro_batch = 2; }).starts_with("--micro-batch: pipeline 'zeppelin'"));
     CHECK(refused([](options& o) { o.capacity = 100; }) ==
           "--capacity: 4 ranks of 100 tokens do not hold the 768 of a step");

@@ -12,6 +12,7 @@
 
 #include <doctest/doctest.h>
 
+#include "host_device.hpp"
 #include "training.hpp"
 
 namespace {

@@ -52,8 +52,8 @@ __global__ void __launch_bounds__(classifier_threads, 2)
     const int r = static_cast<int>(blockIdx.x);
     const int begin = static_cast<int>(threadIdx.x) * group;
     T* const row = logits.row(r);
-    const int target = targets[r];
-    const float at_target = static_cast<float>(row[target]);
+    const int target = targets[r];  // negative: none
+    const float at_target = static_cast<float>(row[max(target, 0)]);
     if constexpr (Shared) {
         for (int first = begin; first < logits.columns; first += stride) {
             __pipeline_memcpy_async(&kept[first / group], row + first, sizeof(uint4));
@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(classifier_threads, 2)
     for (int step = 16; step > 0; step /= 2) {
         all.merge({__shfl_xor_sync(0xffffffffu, all.largest, step), __shfl_xor_sync(0xffffffffu, all.sum, step)});
     }
-    if (threadIdx.x == 0) { losses[r] = logf(all.sum) + (all.largest - at_target); }
+    if (threadIdx.x == 0) { losses[r] = target < 0 ? 0.0f : logf(all.sum) + (all.largest - at_target); }
     if constexpr (Gradient) {
-        const float factor = scale / all.sum;
+        const float factor = target < 0 ? 0.0f : scale / all.sum;
         for (int first = begin; first < logits.columns; first += stride) {
             eight x = at(first);
 #pragma unroll
@@ -138,8 +138,8 @@ static __global__ void __launch_bounds__(1024) add_losses(const float* losses, i
     if (threadIdx.x == 0) { *total += cells[0]; }
 }
 
-/// Adds the sum of -ln softmax(logits)[target] over all rows to *total, a double on the device. With `gradient` turns
-/// the logits into the gradient of scale * that sum. What lies between the columns and the stride takes no part; the
+/// Adds the sum of -ln softmax(logits)[target] over all rows that have one, which is not negative, to *total, a double
+/// on the device. With `gradient` turns the logits into the gradient of scale * that sum. What lies between the columns and the stride takes no part; the
 /// gradient there is zero. `losses` holds a float a row.
 ///
 /// Determinism  a function of the logits. Cost: one read of the logits; with the gradient one write more.

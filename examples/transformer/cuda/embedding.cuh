@@ -1,10 +1,10 @@
-// Embedding on a GPU. Backward adds up the rows of a token in the order of the batch, through a list sorted by token.
-// Needs vectors.cuh and nvcc. The list is made on the host, which has the tokens anyway.
+// Embedding on a GPU. Backward adds up the rows of a token in the order of the batch, through a list sorted by token; so
+// it does those of a position, where sequences are not of one length.
+// Needs vectors.cuh and nvcc. The lists are made on the host, which has the tokens anyway.
 #pragma once
 
 #include <cstddef>  // size_t
 #include <cstdint>  // lists
-#include <span>     // lists
 
 #include <tutti/core/cuda_run.cuh>  // start
 
@@ -14,23 +14,33 @@ namespace transformer::gpu {
 
 template <class T>
 __global__ void __launch_bounds__(1024)
-    embedding_rows(const std::int32_t* tokens, int length, matrix<const T> token_rows, matrix<const T> position_rows,
-                   matrix<T> out, bool whole) {
+    embedding_rows(const std::int32_t* tokens, const std::int32_t* positions, int length, matrix<const T> token_rows,
+                   matrix<const T> position_rows, matrix<T> out, bool whole) {
     const int r = static_cast<int>(blockIdx.x);
     const int first = static_cast<int>(threadIdx.x) * group, count = out.columns - first;
     if (count <= 0) { return; }
     eight x = load(token_rows.row(tokens[r]) + first, count, whole);
-    const eight p = load(position_rows.row(r % length) + first, count, whole);
+    const eight p = load(position_rows.row(positions != nullptr ? positions[r] : r % length) + first, count, whole);
 #pragma unroll
     for (int i = 0; i < group; ++i) { x[i] += p[i]; }
     store(out.row(r) + first, x, count, whole);
 }
 
-/// Block b adds the rows order[starts[b] ... starts[b + 1]) to the row that their token has.
+/// Numbers of a batch's rows, tokens or positions, on the device; and the rows by number: `order` has those of the first
+/// number, then those of the second, each in their order in the batch, and `starts` where each of the `distinct` numbers
+/// that occur begins in it, then the number of rows.
+struct numbered_rows {
+    const std::int32_t* numbers = nullptr;
+    const std::int32_t* order = nullptr;
+    const std::int32_t* starts = nullptr;
+    int distinct = 0;
+};
+
+/// Block b adds the rows order[starts[b] ... starts[b + 1]) to the row that their number has.
 template <class T>
 __global__ void __launch_bounds__(1024)
-    add_rows_of_tokens(const std::int32_t* tokens, const std::int32_t* order, const std::int32_t* starts,
-                       matrix<const T> d_out, matrix<T> d_token_rows, bool whole) {
+    add_rows_by_number(const std::int32_t* numbers, const std::int32_t* order, const std::int32_t* starts,
+                       matrix<const T> d_out, matrix<T> d_table, bool whole) {
     extern __shared__ float sums_of_others[];
     const int begin = starts[blockIdx.x], end = starts[blockIdx.x + 1];
     const int first = static_cast<int>(threadIdx.x) * group, count = d_out.columns - first;
@@ -52,7 +62,7 @@ __global__ void __launch_bounds__(1024)
     }
     __syncthreads();
     if (threadIdx.y > 0 || count <= 0) { return; }
-    T* const target = d_token_rows.row(tokens[order[begin]]) + first;
+    T* const target = d_table.row(numbers[order[begin]]) + first;
     eight total = load(target, count, whole);
 #pragma unroll
     for (int i = 0; i < group; ++i) {
@@ -83,32 +93,36 @@ __global__ void __launch_bounds__(1024)
     store(target, total, count, whole);
 }
 
-/// out[t] = token_rows[tokens[t]] + position_rows[t mod length]. Cost: one write, one read of the rows in use.
+/// out[t] = token_rows[tokens[t]] + position_rows[positions[t]]; without positions those of sequences of one length.
+/// Cost: one write, one read of the rows in use.
 template <class T>
-void embedding(const tutti::cuda_queue& q, const std::int32_t* tokens, int length, matrix<const T> token_rows,
-               matrix<const T> position_rows, matrix<T> out) {
+void embedding(const tutti::cuda_queue& q, const std::int32_t* tokens, const std::int32_t* positions, int length,
+               matrix<const T> token_rows, matrix<const T> position_rows, matrix<T> out) {
     const bool whole = in_groups(token_rows) && in_groups(position_rows) && in_groups(out);
     const tutti::detail::on_device scope(q.device());
     embedding_rows<T><<<static_cast<unsigned>(out.rows), threads_for(out.columns), 0, q.stream()>>>(
-        tokens, length, token_rows, position_rows, out, whole);
+        tokens, positions, length, token_rows, position_rows, out, whole);
     tutti::detail::check_cuda(cudaGetLastError(), "embedding");
 }
 
-/// Adds to both gradients. `order`: positions in the batch, sorted by token and then by position; `starts`: where in it
-/// each of the `distinct` tokens begins, and at the end the number of rows.
-/// Determinism  a function of the batch. Cost: two reads of d_out, a read and a write of the rows in use.
+/// Adds each row of d_out to the row of d_table that has its number.
+/// Determinism  a function of the batch. Cost: a read of d_out, a read and a write of the rows in use.
 template <class T>
-void embedding_backward(const tutti::cuda_queue& q, const std::int32_t* tokens, const std::int32_t* order,
-                        const std::int32_t* starts, int distinct, int length, matrix<const T> d_out,
-                        matrix<T> d_token_rows, matrix<T> d_position_rows) {
+void add_by_number(const tutti::cuda_queue& q, const numbered_rows& by, matrix<const T> d_out, matrix<T> d_table) {
     const unsigned threads = threads_for(d_out.columns);
-    const unsigned parts = threads <= 128 ? 4 : 1;  // of a token's rows: a common token has thousands
+    const unsigned parts = threads <= 128 ? 4 : 1;  // of a number's rows: a common token has thousands
     const std::size_t scratch = std::size_t{parts - 1} * group * threads * sizeof(float);
     const tutti::detail::on_device scope(q.device());
-    add_rows_of_tokens<T><<<static_cast<unsigned>(distinct), dim3(threads, parts), scratch, q.stream()>>>(
-        tokens, order, starts, d_out, d_token_rows, in_groups(d_out) && in_groups(d_token_rows));
-    tutti::detail::check_cuda(cudaGetLastError(), "add_rows_of_tokens");
-    add_rows_of_positions<T><<<static_cast<unsigned>(length), threads, 0, q.stream()>>>(
+    add_rows_by_number<T><<<static_cast<unsigned>(by.distinct), dim3(threads, parts), scratch, q.stream()>>>(
+        by.numbers, by.order, by.starts, d_out, d_table, in_groups(d_out) && in_groups(d_table));
+    tutti::detail::check_cuda(cudaGetLastError(), "add_rows_by_number");
+}
+
+/// The same for the positions of sequences of one length.
+template <class T>
+void add_by_position(const tutti::cuda_queue& q, int length, matrix<const T> d_out, matrix<T> d_position_rows) {
+    const tutti::detail::on_device scope(q.device());
+    add_rows_of_positions<T><<<static_cast<unsigned>(length), threads_for(d_out.columns), 0, q.stream()>>>(
         length, d_out, d_position_rows, in_groups(d_out) && in_groups(d_position_rows));
     tutti::detail::check_cuda(cudaGetLastError(), "add_rows_of_positions");
 }

@@ -2,12 +2,12 @@
 // Needs products.hpp, the kernels beside it, cuDNN where TRANSFORMER_WITH_CUDNN says so, and nvcc.
 #pragma once
 
-#include <algorithm>    // max
+#include <algorithm>    // max, transform
 #include <array>        // staging
 #include <cmath>        // exp
 #include <cstdint>      // tokens
 #include <optional>     // events
-#include <span>         // probabilities
+#include <span>         // positions, probabilities
 #include <type_traits>  // precision
 #include <utility>      // move
 #include <vector>       // counts
@@ -31,7 +31,7 @@
 
 namespace transformer::gpu {
 
-/// The tokens of a micro-batch on the device, and the list that embedding_backward wants.
+/// The tokens of a micro-batch on the device, and the lists that embedding_backward wants.
 ///
 /// Cost  one copy through page-locked memory; the host waits only when two earlier batches have not been copied yet.
 class device_batch {
@@ -43,57 +43,70 @@ class device_batch {
     std::array<staging, 2> staging_;
     std::size_t turn_ = 0;
     integers memory_;
-    std::vector<std::int32_t> count_;  // by token; starts of tokens while a batch is sorted
+    std::vector<std::int32_t> count_;  // by number; starts of numbers while rows are sorted
     std::size_t rows_ = 0;
-    int distinct_ = 0;
+    numbered_rows tokens_, positions_;
 
 public:
     explicit device_batch(const tutti::cuda_queue& q) : memory_(q, 0) {}
 
-    void upload(const tutti::cuda_queue& q, tokens in, tokens targets) {
+    /// positions: none for sequences of one length, else one a row.
+    void upload(const tutti::cuda_queue& q, tokens in, tokens targets, std::span<const std::int64_t> positions = {}) {
         rows_ = in.size();
-        const std::size_t needed = 4 * rows_ + 1;
+        const std::size_t list = 3 * rows_ + 1;  // numbers, order, starts
+        const std::size_t needed = rows_ + list * (positions.empty() ? 1 : 2);
         staging& s = staging_[turn_++ % staging_.size()];
         if (s.copied) { s.copied->wait_host(tutti::after(tutti::default_timeout())); }
         if (s.memory.size() < needed) { s.memory = tutti::buffer<std::int32_t, tutti::pinned_queue>({}, needed); }
         if (memory_.size() < needed) { memory_ = integers(q, needed); }
         std::int32_t* const p = s.memory.data();
-        std::copy(in.begin(), in.end(), p);
-        std::copy(targets.begin(), targets.end(), p + rows_);
-        sort(p, p + 2 * rows_, p + 3 * rows_);
+        std::transform(targets.begin(), targets.end(), p,
+                       [](std::uint16_t t) { return t == no_target ? -1 : std::int32_t{t}; });
+        tokens_ = sorted(in, p, rows_);
+        positions_ = positions.empty() ? numbered_rows() : sorted(positions, p, rows_ + list);
         tutti::upload(q, tutti::view<const std::int32_t, tutti::pinned_memory>(p, needed),
                       memory_.view().sub(0, needed));
         s.copied = q.record();
     }
-    [[nodiscard]] const std::int32_t* in() const { return memory_.data(); }
-    [[nodiscard]] const std::int32_t* targets() const { return memory_.data() + rows_; }
-    [[nodiscard]] const std::int32_t* order() const { return memory_.data() + 2 * rows_; }
-    [[nodiscard]] const std::int32_t* starts() const { return memory_.data() + 3 * rows_; }
-    [[nodiscard]] int distinct() const { return distinct_; }
+    [[nodiscard]] const std::int32_t* targets() const { return memory_.data(); }
+    [[nodiscard]] const numbered_rows& by_token() const { return tokens_; }
+    /// Without numbers for sequences of one length.
+    [[nodiscard]] const numbered_rows& by_position() const { return positions_; }
 
 private:
-    /// Positions by token, each token's in their order; where each token that occurs begins.
-    void sort(const std::int32_t* in, std::int32_t* order, std::int32_t* starts) {
-        const std::int32_t largest = *std::max_element(in, in + rows_);
+    /// The list of these numbers, from `first` on in the host's memory, which will be at the same place in the device's.
+    template <class Numbers>
+    [[nodiscard]] numbered_rows sorted(const Numbers& numbers, std::int32_t* host, std::size_t first) {
+        std::int32_t* const own = host + first;
+        std::int32_t* const order = own + rows_;
+        std::int32_t* const starts = order + rows_;
+        std::int32_t largest = 0;
+        for (std::size_t r = 0; r < rows_; ++r) {
+            own[r] = static_cast<std::int32_t>(numbers[r]);
+            largest = std::max(largest, own[r]);
+        }
         count_.assign(static_cast<std::size_t>(largest) + 1, 0);
-        for (std::size_t r = 0; r < rows_; ++r) { ++count_[static_cast<std::size_t>(in[r])]; }
+        for (std::size_t r = 0; r < rows_; ++r) { ++count_[static_cast<std::size_t>(own[r])]; }
         std::int32_t next = 0;
-        distinct_ = 0;
+        int distinct = 0;
         for (std::int32_t& n : count_) {
             const std::int32_t occurs = n;
-            if (occurs > 0) { starts[distinct_++] = next; }
+            if (occurs > 0) { starts[distinct++] = next; }
             n = next;
             next += occurs;
         }
-        std::fill(starts + distinct_, starts + rows_ + 1, next);
+        std::fill(starts + distinct, starts + rows_ + 1, next);
         for (std::size_t r = 0; r < rows_; ++r) {
-            order[count_[static_cast<std::size_t>(in[r])]++] = static_cast<std::int32_t>(r);
+            order[count_[static_cast<std::size_t>(own[r])]++] = static_cast<std::int32_t>(r);
         }
+        const std::int32_t* const there = memory_.data() + first;
+        return {there, there + rows_, there + 2 * rows_, distinct};
     }
 };
 
 /// The steps of a model over element type T, queued on one stream. See model.hpp for what each means.
 ///
+/// Shapes       of no rows nothing is done: ranks that share documents may have none of a step's.
 /// Determinism  the same bits in every run on the same kind of device: no sum depends on timing.
 /// Cost         no step waits, except loss, take_loss and probabilities.
 template <class T> class cuda_math {
@@ -150,6 +163,7 @@ template <class T> class cuda_math {
         return {table_.data(), rows, table.columns};
     }
     void add_losses_of(matrix<T> logits, bool gradient, float scale, double* total) {
+        if (logits.rows == 0) { return; }
         cross_entropy<T>(queue_, logits, batch_.targets(), gradient, scale,
                          at_least(losses_, static_cast<std::size_t>(logits.rows)), total);
     }
@@ -188,23 +202,37 @@ public:
         batch_.upload(queue_, in, targets);
         length_ = length;
     }
+    void take(tokens in, tokens targets, std::span<const std::int64_t> positions) {
+        batch_.upload(queue_, in, targets, positions);
+        length_ = 0;
+    }
     void embed(matrix<const T> token_rows, matrix<const T> position_rows, matrix<T> out) {
-        embedding<T>(queue_, batch_.in(), length_, token_rows, position_rows, out);
+        if (out.rows == 0) { return; }
+        embedding<T>(queue_, batch_.by_token().numbers, batch_.by_position().numbers, length_, token_rows,
+                     position_rows, out);
     }
     void embed_backward(matrix<const T> d_out, matrix<T> d_token_rows, matrix<T> d_position_rows) {
-        embedding_backward<T>(queue_, batch_.in(), batch_.order(), batch_.starts(), batch_.distinct(), length_, d_out,
-                              d_token_rows, d_position_rows);
+        if (d_out.rows == 0) { return; }
+        add_by_number<T>(queue_, batch_.by_token(), d_out, d_token_rows);
+        if (length_ != 0) {
+            add_by_position<T>(queue_, length_, d_out, d_position_rows);
+        } else {
+            add_by_number<T>(queue_, batch_.by_position(), d_out, d_position_rows);
+        }
     }
 
     void layer_norm(matrix<const T> in, const T* gain, const T* bias, matrix<T> out, statistics* rows) {
+        if (in.rows == 0) { return; }
         gpu::layer_norm<T>(queue_, in, gain, bias, out, rows);
     }
     void layer_norm_backward(matrix<const T> d_out, matrix<const T> in, const T* gain, const statistics* rows,
                              matrix<T> d_in, bool adds, T* d_gain, T* d_bias) {
+        if (d_out.rows == 0) { return; }
         gpu::layer_norm_backward<T>(queue_, d_out, in, gain, rows, d_in, adds, partials(in.columns), d_gain, d_bias);
     }
 
     void linear(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<T> out) {
+        if (in.rows == 0) { return; }
         if (fuses(in, weight, bias, out)) {
             products_.multiply<T>(in, weight, out, {.after = after_product::bias, .bias = bias});
         } else {
@@ -216,6 +244,7 @@ public:
     /// in the layer normalization that follows.
     void linear_onto(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<const T> residual,
                      matrix<T> out) {
+        if (in.rows == 0) { return; }
         if (fuses(in, weight, bias, out) && in_groups(residual)) {
             products_.multiply<T>(in, weight, out, {.after = after_product::bias, .bias = bias, .addend = residual});
         } else {
@@ -224,6 +253,7 @@ public:
         }
     }
     void linear_gelu(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<T> before, matrix<T> out) {
+        if (in.rows == 0) { return; }
         if (fuses(in, weight, bias, out) && in_groups(before)) {
             products_.multiply<T>(in, weight, out, {.after = after_product::bias_gelu, .bias = bias, .kept = before});
         } else {
@@ -232,10 +262,12 @@ public:
         }
     }
     void linear_backward_input(matrix<const T> d_out, matrix<const T> weight, matrix<T> d_in) {
+        if (d_out.rows == 0) { return; }
         products_.multiply<T>(d_out, across(weight), d_in);
     }
     void linear_backward_input_gelu(matrix<const T> d_out, matrix<const T> weight, matrix<T> before, matrix<const T>,
                                     matrix<T> d_before) {
+        if (d_out.rows == 0) { return; }
         if (fuses(d_out, weight, weight.data, d_before) && in_groups(before)) {
             products_.multiply<T>(d_out, across(weight), d_before,
                                   {.after = after_product::gelu_slope, .kept = before});
@@ -245,6 +277,7 @@ public:
         }
     }
     void linear_backward_weight(matrix<const T> d_out, matrix<const T> in, matrix<T> d_weight, T* d_bias) {
+        if (d_out.rows == 0) { return; }
         products_.multiply<T>(across(in), d_out, d_weight, {.addend = d_weight});
         add_column_sums<T>(queue_, d_out, partials(d_out.columns), d_bias);
     }
@@ -271,6 +304,7 @@ public:
     }
 
     void classify(matrix<const T> in, matrix<const T> table, matrix<T> logits) {
+        if (in.rows == 0) { return; }
         products_.multiply<T>(in, across(padded_copy(table, logits.stride)), padded(logits));
     }
     [[nodiscard]] double loss(matrix<T> logits) {
@@ -292,9 +326,11 @@ public:
         return *total_on_host_.data();
     }
     void classify_backward_input(matrix<const T> d_logits, matrix<const T> table, matrix<T> d_in) {
+        if (d_logits.rows == 0) { return; }
         products_.multiply<T>(padded(d_logits), padded_copy(table, d_logits.stride), d_in);
     }
     void classify_backward_table(matrix<const T> d_logits, matrix<const T> in, matrix<T> d_table) {
+        if (d_logits.rows == 0) { return; }
         const matrix<T> sum = padded_copy(matrix<const T>(d_table), d_logits.stride);
         products_.multiply<T>(across(padded(d_logits)), in, sum, {.addend = sum});
         queue_.copy(d_table.data, sum.data, d_table.size() * sizeof(T), cudaMemcpyDeviceToDevice);

@@ -41,7 +41,8 @@ enum class after_product {
 ///
 /// Determinism  cuBLASLt's first proposal for a shape is taken, never a timed one, and none that adds up in an order
 ///              that depends on time: the same bits in every run on the same kind of device.
-/// Cost         a plan is made when a shape is first seen (about 0.1 ms); later calls look it up.
+/// Cost         a plan is made when a shape is first seen (about 0.1 ms); later calls look it up. After thousands of
+///              shapes all are forgotten.
 class products {
     tutti::cuda_blas blas_;
 
@@ -73,6 +74,8 @@ class products {
                                 "cublasLtMatmulDescSetAttribute");
         }
     };
+    // Of rows of documents no two steps may have as many; so many plans are a few megabytes.
+    static constexpr std::size_t most_plans = 4096;
     std::map<shape, plan> plans_;
 
     template <class T>
@@ -194,6 +197,7 @@ void products::multiply(std::type_identity_t<operand<T>> a, std::type_identity_t
                   .c_alignment = alignment_of(c.data),
                   .out_alignment = alignment_of(out.data)};
     const tutti::view<std::byte, tutti::device_memory> workspace = blas_.workspace();
+    if (plans_.size() >= most_plans && plans_.count(s) == 0) { plans_.clear(); }
     const auto [entry, is_new] = plans_.try_emplace(s);
     plan& p = entry->second;
     if (is_new) {

@@ -37,7 +37,7 @@ template <floating_element T, memory M> struct forward_block {
     token_view<accumulator_t<T>, M> out, log_sum_exp;
 };
 
-/// One backward call: adds this block's part to the gradients of query, key and value.
+/// One backward call: adds this block's part to the gradients of query, key and value, or starts them: writes.
 ///
 /// log_sum_exp and delta are of all keys that the queries attended to, not of this block's: with them the softmax needs
 /// no other block. So is out, which is empty unless wants_out<kernel>. delta = sum over width of d_out * out.
@@ -48,6 +48,24 @@ template <floating_element T, memory M> struct backward_block {
     token_view<const T, M> d_out, out;
     token_view<const accumulator_t<T>, M> log_sum_exp, delta;
     token_view<accumulator_t<T>, M> d_query, d_key, d_value;
+    bool starts_query = false, starts_keys = false;  ///< true for no kernel but those of which starts_gradients says so
+};
+
+/// The same of a block that is all that its queries and its keys have to do with: results are written, in T.
+template <floating_element T, memory M> struct final_forward_block {
+    token_view<const T, M> query, key, value;
+    visibility seen;
+    double scale = 1;
+    token_view<T, M> out;
+    token_view<accumulator_t<T>, M> log_sum_exp;
+};
+template <floating_element T, memory M> struct final_backward_block {
+    token_view<const T, M> query, key, value;
+    visibility seen;
+    double scale = 1;
+    token_view<const T, M> d_out, out;
+    token_view<const accumulator_t<T>, M> log_sum_exp, delta;
+    token_view<T, M> d_query, d_key, d_value;
 };
 
 /// A kernel of attention.
@@ -70,5 +88,23 @@ concept block_attention = std::movable<B> && queue<typename B::queue_type> &&
 
 /// Does the kernel compute delta by itself, from out? It says so by `static constexpr bool wants_out = true`.
 template <block_attention B> inline constexpr bool wants_out = requires { requires B::wants_out; };
+
+/// Does the kernel write gradients that a block starts? It says so by `static constexpr bool starts_gradients = true`.
+template <block_attention B> inline constexpr bool starts_gradients = requires { requires B::starts_gradients; };
+
+/// Does the kernel take final blocks? Sums beside results of 16 bits, and passes over them, are saved then.
+template <class B>
+concept final_attention = block_attention<B> &&
+    requires(B& b, typename B::queue_type q,
+             const final_forward_block<typename B::element_type, typename B::queue_type::memory_type>& f,
+             const final_backward_block<typename B::element_type, typename B::queue_type::memory_type>& g) {
+    b.forward(q, f);
+    b.backward(q, g);
+};
+
+/// The kernels that an engine has which names none: a header of kernels specializes it for its queue.
+///
+/// Semantics  `of<T>`: for elements of T. `type`: for the elements that are usual there.
+template <queue Q> struct default_attention;
 
 }  // namespace tutti::sequence

@@ -1,20 +1,22 @@
-// calibration: attention timed on the machine at hand, the cost fitted to it, and both as a text that can be kept.
-// Needs sequence/cost. The caller says how attention of a length is timed; nothing is run here by itself.
+// calibration: attention timed on the machine at hand, the cost fitted to it, and both as JSON that can be kept.
+// Needs sequence/cost, and no JSON library. The caller says how attention of a length is timed; nothing is run here by
+// itself.
 #pragma once
 
-#include <algorithm>    // sort, max
-#include <array>        // columns
-#include <charconv>     // numbers in texts
-#include <cmath>        // fabs, isfinite, sqrt
-#include <concepts>     // what measures
-#include <cstddef>      // size_t
-#include <cstdint>      // tokens
-#include <limits>       // infinity
-#include <span>         // samples
-#include <string>       // texts
-#include <string_view>  // lines
-#include <utility>      // move
-#include <vector>       // samples
+#include <algorithm>     // sort, max
+#include <array>         // columns
+#include <charconv>      // numbers in texts
+#include <cmath>         // fabs, isfinite, sqrt
+#include <concepts>      // what measures
+#include <cstddef>       // size_t
+#include <cstdint>       // tokens
+#include <limits>        // infinity
+#include <span>          // samples
+#include <string>        // texts
+#include <string_view>   // parts of them
+#include <system_error>  // errc
+#include <utility>       // move
+#include <vector>        // samples
 
 #include <tutti/core/error.hpp>     // usage_error
 #include <tutti/core/text.hpp>      // formatted
@@ -145,67 +147,128 @@ template <std::invocable<std::int64_t> Measure>
     return c;
 }
 
-/// A calibration as lines of a word and its numbers; numbers are as long as it takes to read the same ones back.
-/// Errors  usage_error when the name is empty or has more than one line.
-[[nodiscard]] inline std::string text_of(const calibration& c) {
-    if (c.name.empty() || c.name.find('\n') != std::string::npos) {
-        throw usage_error(formatted("calibration: '{}' is no name of one line", c.name));
+/// A calibration as a JSON object; numbers are as long as it takes to read the same ones back.
+/// Errors  usage_error when the name is empty or has control characters, such as another line.
+[[nodiscard]] inline std::string json_of(const calibration& c) {
+    std::string name;
+    bool printable = !c.name.empty();
+    for (const char letter : c.name) {
+        if (letter == '"' || letter == '\\') { name += '\\'; }
+        name += letter;
+        printable = printable && (static_cast<unsigned char>(letter) >= 0x20 && letter != 0x7f);
     }
-    std::string text = formatted("tutti attention cost 1\nname {}\nquadratic {}\nlinear {}\nconstant {}\n", c.name,
-                                 c.cost.quadratic, c.cost.linear, c.cost.constant);
-    for (const attention_sample& s : c.samples) { text += formatted("sample {} {}\n", s.tokens, s.seconds); }
-    return text;
+    if (!printable) { throw usage_error(formatted("calibration: '{}' is no name of one line", c.name)); }
+    std::string text =
+        formatted("{{\n  \"format\": \"tutti attention cost 1\",\n  \"name\": \"{}\",\n  \"quadratic\": {},\n"
+                  "  \"linear\": {},\n  \"constant\": {},\n  \"samples\": [",
+                  name, c.cost.quadratic, c.cost.linear, c.cost.constant);
+    for (std::size_t i = 0; i < c.samples.size(); ++i) {
+        text += formatted("{}\n    [{}, {}]", i == 0 ? "" : ",", c.samples[i].tokens, c.samples[i].seconds);
+    }
+    return text + "\n  ]\n}\n";
 }
 
 namespace detail {
-// Takes the first word, up to a blank, off a line.
-[[nodiscard]] inline std::string_view take_word(std::string_view& line) noexcept {
-    const std::string_view word = line.substr(0, line.find(' '));
-    line.remove_prefix(std::min(line.size(), word.size() + 1));
-    return word;
-}
-template <class Number> [[nodiscard]] bool read_number(std::string_view word, Number& value) noexcept {
-    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
-    return error == std::errc() && end == word.data() + word.size() && !word.empty();
-}
+/// Takes a JSON text apart, of which it knows what json_of writes: objects, lists, strings with two escapes, numbers.
+class calibration_reader {
+    std::string_view text_;
+    std::size_t at_ = 0;
+
+    void skip_blanks() noexcept { at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size()); }
+
+public:
+    explicit calibration_reader(std::string_view text) noexcept : text_(text) {}
+
+    [[noreturn]] void refuse(std::string_view why) const {
+        throw usage_error(formatted("calibration: {}, in front of '{}'", why, text_.substr(at_, 20)));
+    }
+    [[nodiscard]] bool take(char c) noexcept {
+        skip_blanks();
+        const bool there = at_ < text_.size() && text_[at_] == c;
+        at_ += there ? 1 : 0;
+        return there;
+    }
+    void expect(char c) {
+        if (!take(c)) { refuse(formatted("'{}' is missing", c)); }
+    }
+    [[nodiscard]] std::string string() {
+        expect('"');
+        std::string value;
+        for (; at_ < text_.size() && text_[at_] != '"'; ++at_) {
+            if (text_[at_] == '\\') {
+                ++at_;
+                if (at_ == text_.size() || (text_[at_] != '"' && text_[at_] != '\\')) { refuse("another escape"); }
+            }
+            if (static_cast<unsigned char>(text_[at_]) < 0x20) { refuse("a string of more than one line"); }
+            value += text_[at_];
+        }
+        expect('"');
+        return value;
+    }
+    template <class Number> [[nodiscard]] Number number() {
+        skip_blanks();
+        Number value{};
+        const char* const begin = text_.data() + at_;
+        const bool starts = at_ < text_.size() && (text_[at_] == '-' || (text_[at_] >= '0' && text_[at_] <= '9'));
+        const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
+        if (!starts || error != std::errc() || !std::isfinite(static_cast<double>(value))) { refuse("no number"); }
+        at_ += static_cast<std::size_t>(end - begin);
+        return value;
+    }
+    /// each() for every element, or key with its value, between the brackets.
+    template <class Each> void list(char open, char close, Each each) {
+        expect(open);
+        if (take(close)) { return; }
+        do { each(); } while (take(','));
+        expect(close);
+    }
+    void end() {
+        skip_blanks();
+        if (at_ != text_.size()) { refuse("more text than one object"); }
+    }
+};
 }  // namespace detail
 
-/// Reads what text_of wrote; lines may come in any order behind the first.
-/// Errors  usage_error that names the line, or what is missing.
-[[nodiscard]] inline calibration calibration_from(std::string_view text) {
+/// Reads what json_of wrote; keys may come in any order, each once, with blanks as JSON allows them.
+/// Errors  usage_error that says what is missing or makes no sense, and where.
+[[nodiscard]] inline calibration calibration_from(std::string_view json) {
     calibration c;
-    const std::array<std::string_view, 3> names{"quadratic", "linear", "constant"};
-    std::array<double*, 3> coefficients{&c.cost.quadratic, &c.cost.linear, &c.cost.constant};
-    std::array<bool, 3> read{};
-    for (int number = 1; !text.empty(); ++number) {
-        std::string_view line = text.substr(0, text.find('\n'));
-        text.remove_prefix(std::min(text.size(), line.size() + 1));
-        const std::string whole(line);
-        bool good = number != 1 || line == "tutti attention cost 1";
-        if (number != 1 && !line.empty()) {
-            const std::string_view word = detail::take_word(line);
-            const auto known = static_cast<std::size_t>(std::find(names.begin(), names.end(), word) - names.begin());
-            if (word == "name") {
-                good = c.name.empty() && !line.empty();
-                c.name = line;
-            } else if (word == "sample") {
-                attention_sample s;
-                good = detail::read_number(detail::take_word(line), s.tokens) && detail::read_number(line, s.seconds);
-                c.samples.push_back(s);
-            } else if (known < names.size()) {
-                good = !read[known] && detail::read_number(line, *coefficients[known]) &&
-                       std::isfinite(*coefficients[known]) && *coefficients[known] >= 0;
-                read[known] = true;
-            } else {
-                good = false;
-            }
+    std::string format;
+    const std::array<std::string_view, 6> names{"format", "name", "quadratic", "linear", "constant", "samples"};
+    const std::array<double*, 3> coefficients{&c.cost.quadratic, &c.cost.linear, &c.cost.constant};
+    std::array<bool, 6> read{};
+    detail::calibration_reader r(json);
+    r.list('{', '}', [&] {
+        const std::string key = r.string();
+        const auto known = static_cast<std::size_t>(std::find(names.begin(), names.end(), key) - names.begin());
+        if (known == names.size() || read[known]) { r.refuse(formatted("'{}' is unknown, or there twice", key)); }
+        read[known] = true;
+        r.expect(':');
+        if (known == 0) {
+            format = r.string();
+        } else if (known == 1) {
+            c.name = r.string();
+        } else if (known == 5) {
+            r.list('[', ']', [&] {
+                r.expect('[');
+                c.samples.emplace_back();
+                c.samples.back().tokens = r.number<std::int64_t>();
+                r.expect(',');
+                c.samples.back().seconds = r.number<double>();
+                r.expect(']');
+            });
+        } else if ((*coefficients[known - 2] = r.number<double>()) < 0) {
+            r.refuse(formatted("'{}' is negative", key));
         }
-        if (!good) { throw usage_error(formatted("calibration: line {} makes no sense: '{}'", number, whole)); }
-    }
+    });
+    r.end();
     for (std::size_t i = 0; i < names.size(); ++i) {
-        if (!read[i]) { throw usage_error(formatted("calibration: no line says '{}'", names[i])); }
+        if (!read[i]) { throw usage_error(formatted("calibration: there is no '{}'", names[i])); }
     }
-    if (c.name.empty()) { throw usage_error("calibration: no line says 'name'"); }
+    if (format != "tutti attention cost 1") {
+        throw usage_error(formatted("calibration: '{}' is another format", format));
+    }
+    if (c.name.empty()) { throw usage_error("calibration: the name is empty"); }
     detail::expect_samples(c.samples);
     return c;
 }

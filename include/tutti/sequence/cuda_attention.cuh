@@ -37,7 +37,8 @@ namespace detail {
 ///              keys up to their own; the rest is tiled_attention's, and so is what the library has no kernel for. It
 ///              reads rows where they are when their number is one that calls are made for (detail::fused_rows), else
 ///              copies padded with zeros. A row whose scores are all -inf is NaN where the library makes it so.
-/// Units        the library's results are of 16 bits: forward's are widened, backward's added to the sums in float.
+/// Units        the library's results are of 16 bits: forward's are widened, backward's added to the sums in float; those
+///              of final blocks it writes itself.
 /// Determinism  the same block gives the same bits, as far as the library says so of itself.
 /// Cost         the library's, and a pass over its results; a copy of the inputs where rows are padded. Scratch: the
 ///              results of a block, and its padded inputs.
@@ -50,14 +51,18 @@ template <floating_element T> class cuda_attention {
     tiled_attention<T> tiles_;
     std::unique_ptr<buffer<T, cuda_queue>> numbers_;
     std::unique_ptr<buffer<float, cuda_queue>> sums_;
+    std::unique_ptr<buffer<P, cuda_queue>> results_;  // of final blocks that are computed as others are
     std::unique_ptr<buffer<std::int32_t, cuda_queue>> counts_;
 
 public:
     using element_type = T;
     using queue_type = cuda_queue;
     static constexpr bool wants_out = may_fuse;
+    static constexpr bool starts_gradients = true;
 
-    cuda_attention() = default;
+    /// With the program's library, see default_fused_attention.
+    cuda_attention() : cuda_attention(may_fuse ? default_fused_attention::make() : nullptr) {}
+    /// With this one; null: tiles alone.
     explicit cuda_attention(std::unique_ptr<fused_attention> fused) : fused_(std::move(fused)) {}
 
     void forward(const cuda_queue& q, const forward_block<T, device_memory>& b) {
@@ -68,9 +73,45 @@ public:
     }
     void backward(const cuda_queue& q, const backward_block<T, device_memory>& b) {
         if constexpr (may_fuse) {
-            if (b.out.same_shape(b.query) && fused_backward(q, b)) { return; }
+            if (b.out.same_shape(b.query) && fused_keys(b) != 0) {
+                return fits(b) ? backward_as_one(q, b) : backward_in_parts(q, started(q, b));
+            }
         }
-        tiles_.backward(q, b);
+        tiles_.backward(q, started(q, b));
+    }
+    void forward(const cuda_queue& q, const final_forward_block<T, device_memory>& b) {
+        if constexpr (may_fuse) {
+            if (fused_forward(q, b)) { return; }
+        }
+        reserve(q, results_, b.out.size());
+        const tensor<P> out(results_->view(), b.out.tokens, b.out.heads, b.out.width);
+        tiles_.forward(q, {b.query, b.key, b.value, b.seen, b.scale, out, b.log_sum_exp});
+        copy_tokens(q, out, b.out);
+    }
+    void backward(const cuda_queue& q, const final_backward_block<T, device_memory>& b) {
+        if constexpr (may_fuse) {
+            if (b.out.same_shape(b.query) && fused_keys(b) == b.key.tokens && !b.key.empty()) {
+                if (fits(b) && fused_backward(q, b)) { return; }
+                if (!fits(b) && b.key.heads > 1) {  // those of other heads have no part in these
+                    const std::size_t half = b.key.heads / 2;
+                    backward(q, some_heads(b, 0, half));
+                    backward(q, some_heads(b, half, b.key.heads - half));
+                    return;
+                }
+            }
+        }
+        reserve(q, results_, b.query.size() + 2 * b.key.size());
+        std::size_t taken = 0;
+        const auto beside = [&](const tensor<T>& v) {
+            taken += v.size();
+            return tensor<P>(results_->view().sub(taken - v.size(), v.size()), v.tokens, v.heads, v.width);
+        };
+        const tensor<P> d_query = beside(b.d_query), d_key = beside(b.d_key), d_value = beside(b.d_value);
+        backward(q, backward_block<T, device_memory>{b.query, b.key, b.value, b.seen, b.scale, b.d_out, b.out,
+                                                     b.log_sum_exp, b.delta, d_query, d_key, d_value, true, true});
+        copy_tokens(q, d_query, b.d_query);
+        copy_tokens(q, d_key, b.d_key);
+        copy_tokens(q, d_value, b.d_value);
     }
 
 private:
@@ -80,6 +121,92 @@ private:
         if (b.seen.keys_of(0, b.key.tokens) == b.key.tokens) { return b.key.tokens; }
         const bool aligned = b.seen.first_query == b.seen.first_key && b.query.tokens <= b.key.tokens;
         return aligned ? b.query.tokens : 0;
+    }
+
+    // As few scores as the library likes in a call?
+    template <class B> [[nodiscard]] bool fits(const B& b) const noexcept {
+        return b.query.heads <=
+               fused_->most_scores() / detail::fused_rows(b.query.tokens) / detail::fused_rows(fused_keys(b));
+    }
+    template <class B> [[nodiscard]] bool has_parts(const B& b) const noexcept {
+        return b.key.heads > 1 || detail::fused_rows(b.query.tokens) * detail::fused_rows(fused_keys(b)) > 128 * 128;
+    }
+    // What is to be written is 0 now, and to be added to.
+    [[nodiscard]] static backward_block<T, device_memory> started(const cuda_queue& q,
+                                                                  backward_block<T, device_memory> b) {
+        if (b.starts_query) { fill_tokens(q, b.d_query, P{0}); }
+        if (b.starts_keys) {
+            fill_tokens(q, b.d_key, P{0});
+            fill_tokens(q, b.d_value, P{0});
+        }
+        b.starts_query = b.starts_keys = false;
+        return b;
+    }
+    void backward_as_one(const cuda_queue& q, const backward_block<T, device_memory>& b) {
+        if (!fused_backward(q, b)) { tiles_.backward(q, started(q, b)); }
+    }
+    // In calls as large as the library likes them: of fewer heads, then of fewer rows. Gradients add up.
+    void backward_in_parts(const cuda_queue& q, const backward_block<T, device_memory>& b) {
+        if (fits(b) || !has_parts(b)) { return backward_as_one(q, b); }
+        const std::size_t keys = fused_keys(b);
+        if (b.key.heads > 1) {
+            const std::size_t half = b.key.heads / 2;
+            backward_in_parts(q, some_heads(b, 0, half));
+            backward_in_parts(q, some_heads(b, half, b.key.heads - half));
+            return;
+        }
+        const bool causal = b.seen.keys_of(0, keys) != keys;
+        if (causal || b.query.tokens >= keys) {
+            const std::size_t half = detail::fused_rows((b.query.tokens + 1) / 2);
+            const std::size_t rest = b.query.tokens - half;
+            if (!causal) {
+                backward_in_parts(q, some_rows(b, 0, half, 0, keys, {}));
+                backward_in_parts(q, some_rows(b, half, rest, 0, keys, {}));
+                return;
+            }
+            backward_in_parts(q, some_rows(b, 0, half, 0, half, {mask::causal, 0, 0}));
+            backward_in_parts(q, some_rows(b, half, rest, 0, half, {}));
+            backward_in_parts(q, some_rows(b, half, rest, half, rest, {mask::causal, 0, 0}));
+            return;
+        }
+        const std::size_t half = detail::fused_rows((keys + 1) / 2);
+        backward_in_parts(q, some_rows(b, 0, b.query.tokens, 0, half, {}));
+        backward_in_parts(q, some_rows(b, 0, b.query.tokens, half, keys - half, {}));
+    }
+    template <class B> [[nodiscard]] static B some_heads(B b, std::size_t first, std::size_t count) noexcept {
+        const std::size_t group = b.query.heads / b.key.heads;
+        const auto of_query = [&](auto& v) { v = v.some_heads(first * group, count * group); };
+        of_query(b.query);
+        of_query(b.d_out);
+        of_query(b.out);
+        of_query(b.log_sum_exp);
+        of_query(b.delta);
+        of_query(b.d_query);
+        const auto of_key = [&](auto& v) { v = v.some_heads(first, count); };
+        of_key(b.key);
+        of_key(b.value);
+        of_key(b.d_key);
+        of_key(b.d_value);
+        return b;
+    }
+    [[nodiscard]] static backward_block<T, device_memory> some_rows(backward_block<T, device_memory> b,
+                                                                    std::size_t query, std::size_t queries,
+                                                                    std::size_t key, std::size_t keys,
+                                                                    visibility seen) noexcept {
+        const auto of_query = [&](auto& v) { v = v.rows(query, queries); };
+        of_query(b.query);
+        of_query(b.d_out);
+        of_query(b.out);
+        of_query(b.log_sum_exp);
+        of_query(b.delta);
+        of_query(b.d_query);
+        const auto of_key = [&](auto& v) { v = v.rows(key, keys); };
+        of_key(b.key);
+        of_key(b.value);
+        of_key(b.d_key);
+        of_key(b.d_value);
+        b.seen = seen;
+        return b;
     }
 
     // One call: its scratch, handed out piece by piece, and what goes in.
@@ -110,15 +237,16 @@ private:
             add_copy(b.query, c.queries, of_query);
             add_copy(b.key.rows(0, keys), c.keys, of_keys);
             add_copy(b.value.rows(0, keys), c.keys, of_keys);
-            if constexpr (std::same_as<B, backward_block<T, device_memory>>) {
+            if constexpr (!std::same_as<B, forward_block<T, device_memory>> &&
+                          !std::same_as<B, final_forward_block<T, device_memory>>) {
                 add_copy(b.out, c.queries, of_query);
                 add_copy(b.d_out, c.queries, of_query);
             }
-            reserve(owner_.numbers_, numbers);
-            reserve(owner_.sums_, c.queries * c.heads.query);
+            reserve(queue_, owner_.numbers_, numbers);
+            reserve(queue_, owner_.sums_, c.queries * c.heads.query);
             c.log_sum_exp = owner_.sums_->data();
             if (c.queries != b.query.tokens || c.keys != keys) {
-                reserve(owner_.counts_, 2);
+                reserve(queue_, owner_.counts_, 2);
                 const auto set = [&](std::size_t i, std::size_t rows) {
                     fill_tokens(queue_,
                                 tensor<std::int32_t>(owner_.counts_->view().sub(i, 1), std::size_t{1}, std::size_t{1},
@@ -146,6 +274,13 @@ private:
             fill_tokens(queue_, copy.rows(v.tokens, rows - v.tokens), T{});
             return described(copy);
         }
+        // Where the library writes a result: that itself where it can, else scratch.
+        template <class R> [[nodiscard]] tensor<T> written(const tensor<R>& result, std::size_t rows) {
+            if constexpr (std::same_as<R, T>) {
+                if (readable(result, rows)) { return result; }
+            }
+            return scratch(rows, result.heads);
+        }
         [[nodiscard]] static fused_tensor described(const tensor<T>& v) {
             return {v.data, v.token_stride, v.head_stride};
         }
@@ -159,45 +294,74 @@ private:
             return v.tokens == rows && v.head_stride <= v.token_stride && v.token_stride % 8 == 0 &&
                    v.head_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
         }
-        template <class U> void reserve(std::unique_ptr<buffer<U, cuda_queue>>& memory, std::size_t count) const {
-            if (memory != nullptr && memory->size() >= count) { return; }
-            memory.reset();  // the old one goes first: peaks are counted
-            memory = std::make_unique<buffer<U, cuda_queue>>(queue_, count);
-        }
     };
 
-    [[nodiscard]] bool fused_forward(const cuda_queue& q, const forward_block<T, device_memory>& b) {
+    template <class U>
+    static void reserve(const cuda_queue& q, std::unique_ptr<buffer<U, cuda_queue>>& memory, std::size_t count) {
+        if (memory != nullptr && memory->size() >= count) { return; }
+        memory.reset();  // the old one goes first: peaks are counted
+        memory = std::make_unique<buffer<U, cuda_queue>>(q, count);
+    }
+    // From where the library wrote a result: there already, to be written, or to be added to.
+    template <class R>
+    static void deliver(const cuda_queue& q, const tensor<T>& from, const tensor<R>& to, bool starts) {
+        if constexpr (std::same_as<R, T>) {
+            if (from.data != to.data) { copy_tokens(q, from.rows(0, to.tokens), to); }
+        } else if (starts) {
+            copy_tokens(q, from.rows(0, to.tokens), to);
+        } else {
+            add_tokens(q, from.rows(0, to.tokens), to);
+        }
+    }
+
+    template <class B> [[nodiscard]] bool fused_forward(const cuda_queue& q, const B& b) {
         const std::size_t keys = fused_keys(b);
         if (keys == 0) { return false; }
         call f(*this, q, b, keys, false);
-        const tensor<T> out = f.scratch(f.c.queries, f.c.heads.query);
+        const tensor<T> out = f.written(b.out, f.c.queries);
         f.c.out = f.described(out);
         if (!fused_->run(q, f.c)) { return false; }
-        copy_tokens(q, out.rows(0, b.query.tokens), b.out);
+        deliver(q, out, b.out, true);
         copy_tokens(q, f.sums().rows(0, b.query.tokens), b.log_sum_exp);
         return true;
     }
-    [[nodiscard]] bool fused_backward(const cuda_queue& q, const backward_block<T, device_memory>& b) {
+    // Keys behind those that are seen get nothing: where a block starts gradients, 0.
+    template <class B> [[nodiscard]] bool fused_backward(const cuda_queue& q, const B& b) {
         const std::size_t keys = fused_keys(b);
         if (keys == 0) { return false; }
         call f(*this, q, b, keys, true);
         f.c.out = f.given(b.out, f.c.queries);
         f.c.d_out = f.given(b.d_out, f.c.queries);
-        const tensor<T> d_query = f.scratch(f.c.queries, f.c.heads.query);
-        const tensor<T> d_key = f.scratch(f.c.keys, f.c.heads.kv);
-        const tensor<T> d_value = f.scratch(f.c.keys, f.c.heads.kv);
+        const tensor<T> d_query = f.written(b.d_query, f.c.queries);
+        const tensor<T> d_key = f.written(b.d_key.rows(0, keys), f.c.keys);
+        const tensor<T> d_value = f.written(b.d_value.rows(0, keys), f.c.keys);
         f.c.d_query = f.described(d_query);
         f.c.d_key = f.described(d_key);
         f.c.d_value = f.described(d_value);
         fill_tokens(q, f.sums().rows(b.query.tokens, f.c.queries - b.query.tokens), 0.0f);
         copy_tokens(q, b.log_sum_exp, f.sums().rows(0, b.query.tokens));
         if (!fused_->run(q, f.c)) { return false; }
-        add_tokens(q, d_query.rows(0, b.query.tokens), b.d_query);
-        add_tokens(q, d_key.rows(0, keys), b.d_key.rows(0, keys));
-        add_tokens(q, d_value.rows(0, keys), b.d_value.rows(0, keys));
+        bool starts_query = true, starts_keys = true;
+        if constexpr (std::same_as<B, backward_block<T, device_memory>>) {
+            starts_query = b.starts_query;
+            starts_keys = b.starts_keys;
+        }
+        deliver(q, d_query, b.d_query, starts_query);
+        deliver(q, d_key, b.d_key.rows(0, keys), starts_keys);
+        deliver(q, d_value, b.d_value.rows(0, keys), starts_keys);
+        if (starts_keys) {
+            const std::size_t unseen = b.key.tokens - keys;
+            fill_tokens(q, b.d_key.rows(keys, unseen), {});
+            fill_tokens(q, b.d_value.rows(keys, unseen), {});
+        }
         return true;
     }
 };
-static_assert(block_attention<cuda_attention<float>>);
+static_assert(final_attention<cuda_attention<float>> && final_attention<cuda_attention<bfloat16>>);
+
+template <> struct default_attention<cuda_queue> {
+    template <floating_element T> using of = cuda_attention<T>;
+    using type = of<bfloat16>;
+};
 
 }  // namespace tutti::sequence

@@ -26,12 +26,20 @@
 
 namespace tutti::sequence {
 
+struct cudnn_options {
+    std::size_t graphs = 256;  ///< that are kept
+    /// Backward gives the same bits in every run. Before Blackwell cuDNN then writes all scores' gradients, of 16 bits,
+    /// into its workspace.
+    bool deterministic = true;
+    std::size_t workspace = std::size_t{1} << 31;  ///< bytes for those: calls are to be cut accordingly
+};
+
 /// cuDNN's attention, for heads of up to 128 numbers, a multiple of 8.
 ///
 /// Semantics    one queue at a time: calls on another queue wait for those before.
-/// Determinism  of cuDNN's backward the deterministic form is asked for.
+/// Determinism  as the options say.
 /// Cost         a graph is built when a shape, with its strides, is first seen: tenths of a second of the host's time.
-///              So many `graphs` as were used last are kept, and a workspace of the largest.
+///              Those that were used last are kept, and a workspace of the largest.
 /// Errors       backend_error with cuDNN's code and text, but for shapes that it refuses: those run() declines.
 class cudnn_attention final : public fused_attention {
     // What names a tensor of a graph when arguments are bound to it.
@@ -75,7 +83,7 @@ class cudnn_attention final : public fused_attention {
         }
     };
 
-    std::size_t limit_;
+    cudnn_options options_;
     library library_;
     std::map<shape, entry> graphs_;
     std::uint64_t calls_ = 0;
@@ -83,8 +91,8 @@ class cudnn_attention final : public fused_attention {
     std::unique_ptr<buffer<std::byte, cuda_queue>> workspace_;
 
 public:
-    explicit cudnn_attention(std::size_t graphs = 256) : limit_(graphs) {
-        if (graphs == 0) { throw usage_error("cudnn_attention: it cannot work with 0 graphs"); }
+    explicit cudnn_attention(cudnn_options options = {}) : options_(options) {
+        if (options.graphs == 0) { throw usage_error("cudnn_attention: it cannot work with 0 graphs"); }
     }
     ~cudnn_attention() override {
         workspace_.reset();
@@ -93,6 +101,9 @@ public:
     /// Graphs that are kept, those of refused shapes included.
     [[nodiscard]] std::size_t graphs() const noexcept { return graphs_.size(); }
 
+    [[nodiscard]] std::size_t most_scores() const noexcept override {
+        return options_.deterministic ? options_.workspace / 2 : fused_attention::most_scores();
+    }
     [[nodiscard]] bool run(const cuda_queue& q, const fused_call& c) override {
         if (c.element != dtype::bfloat16 && c.element != dtype::float16) { return false; }
         if (c.heads.width % 8 != 0 || c.heads.width > 128) { return false; }
@@ -185,7 +196,7 @@ private:
 
     // A graph may be in use until the queue has come by.
     void make_room(const cuda_queue& q) {
-        if (graphs_.size() < limit_) { return; }
+        if (graphs_.size() < options_.graphs) { return; }
         auto oldest = graphs_.begin();
         for (auto i = graphs_.begin(); i != graphs_.end(); ++i) {
             if (i->second.used < oldest->second.used) { oldest = i; }
@@ -264,8 +275,9 @@ private:
                                                 .set_dim(sums_extents)
                                                 .set_stride(sums_strides)
                                                 .set_data_type(fe::DataType_t::FLOAT));
-            auto how =
-                fe::graph::SDPA_backward_attributes().set_name("attention backward").set_deterministic_algorithm(true);
+            auto how = fe::graph::SDPA_backward_attributes()
+                           .set_name("attention backward")
+                           .set_deterministic_algorithm(options_.deterministic);
             configure(how);
             const auto outputs = graph->sdpa_backward(q, k, v, o, d_o, sums, how);
             result(outputs[0], d_queries_name, c.d_query, c.heads.query, c.queries);
@@ -284,5 +296,11 @@ private:
         return {graph, static_cast<std::size_t>(bytes), 0};
     }
 };
+
+namespace detail {
+// Programs that include this header have cuDNN as their library.
+inline const default_fused_attention::maker before_cudnn = default_fused_attention::provide(
+    [] { return std::unique_ptr<fused_attention>(std::make_unique<cudnn_attention>()); });
+}  // namespace detail
 
 }  // namespace tutti::sequence

@@ -17,7 +17,6 @@
 #include <tutti/comm/topology.hpp>               // topology
 #include <tutti/core/buffer.hpp>                 // what a layer keeps
 #include <tutti/core/error.hpp>                  // usage_error
-#include <tutti/core/queue.hpp>                  // host_queue
 #include <tutti/core/state.hpp>                  // hash_bytes
 #include <tutti/core/text.hpp>                   // formatted
 #include <tutti/core/view.hpp>                   // views
@@ -39,10 +38,10 @@ struct remapped {
 struct in_place {
     static constexpr bool moves_tokens = false;
 };
-
-/// The kernel of an engine that names none: what a header of kernels specializes for its queue.
-template <queue Q> struct default_attention;
-template <> struct default_attention<host_queue> { using type = host_attention<float>; };
+/// One of both, said when the engine is made.
+struct chosen_layout {
+    bool moves_tokens = true;
+};
 
 /// The same on all ranks but for attention.timeout and attention.trace.
 template <partitioner Partition> struct engine_options {
@@ -83,7 +82,8 @@ struct engine_traffic {
 ///              not fit or the memory of another batch: those abort the communicator, since other ranks would wait.
 template <comm::can_exchange C, partitioner Partition, class Route = direct_exchange, class Layout = remapped,
           block_attention Block = typename default_attention<queue_of<C>>::type>
-requires(round_exchange<Route, C> && (std::same_as<Layout, remapped> || std::same_as<Layout, in_place>)) class engine {
+requires(round_exchange<Route, C> && (std::same_as<Layout, remapped> || std::same_as<Layout, in_place> ||
+                                      std::same_as<Layout, chosen_layout>)) class engine {
     using Q = queue_of<C>;
     using M = memory_of<C>;
     using T = typename Block::element_type;
@@ -107,8 +107,9 @@ public:
     [[nodiscard]] memory make_memory() { return memory(comm().queue()); }
 
     /// Errors  usage_error: the topology has another number of ranks, or nodes that cluster_of refuses.
-    engine(C own, attention_heads heads, options o = {}, Block block = {})
+    engine(C own, attention_heads heads, options o = {}, Block block = {}, Layout layout = {})
         : options_(std::move(o))
+        , layout_(layout)
         , topology_(options_.machines ? *options_.machines : comm::topology::one_node(own.size()))
         , machines_(cluster_of(topology_))
         , rings_(std::move(own), heads, options_.attention, std::move(block), made_for(topology_))
@@ -123,11 +124,14 @@ public:
     void plan(std::span<const std::int64_t> lengths) {
         moves_.reset();
         planned_ = 0;
+        if constexpr (std::same_as<Layout, chosen_layout>) {
+            comm().agree(layout_.moves_tokens ? 1 : 0, "the layout of the engine");
+        }
         where_ = placed(lengths);
         rings_.plan(where_);
         const auto me = static_cast<std::size_t>(comm().rank());
         own_ = where_.pieces[me];
-        if constexpr (Layout::moves_tokens) {
+        if (layout_.moves_tokens) {
             moves_.emplace(where_);
             own_ = moves_->balanced_pieces(where_)[me];
         }
@@ -298,6 +302,7 @@ private:
     }
 
     options options_;
+    Layout layout_;
     comm::topology topology_;
     cluster machines_;
     rings rings_;

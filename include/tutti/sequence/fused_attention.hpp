@@ -2,8 +2,11 @@
 // Needs core/cuda_queue, and no such library; sequence/cudnn_attention is one.
 #pragma once
 
+#include <atomic>   // the program's library
 #include <cstddef>  // size_t
 #include <cstdint>  // counts of rows
+#include <limits>   // no limit
+#include <memory>   // kernels
 
 #include <tutti/core/cuda_queue.hpp>      // cuda_queue
 #include <tutti/core/element.hpp>         // dtype
@@ -53,6 +56,30 @@ public:
     fused_attention& operator=(const fused_attention&) = delete;
     virtual ~fused_attention() = default;
     [[nodiscard]] virtual bool run(const cuda_queue& q, const fused_call& call) = 0;
+    /// Query heads * queries * keys that a backward call should have at most, where its memory grows with them.
+    [[nodiscard]] virtual std::size_t most_scores() const noexcept { return std::numeric_limits<std::size_t>::max(); }
+};
+
+/// The program's library: what a cuda_attention uses that is given none.
+///
+/// Semantics  provide: says how one is made from now on, and returns what was said before; null: there is none. Including
+///            sequence/cudnn_attention.hpp in any one file of a program does so before main. make: null where there is
+///            none.
+/// Threads    any.
+class default_fused_attention {
+public:
+    using maker = std::unique_ptr<fused_attention> (*)();
+    static maker provide(maker m) noexcept { return provided().exchange(m); }
+    [[nodiscard]] static std::unique_ptr<fused_attention> make() {
+        const maker m = provided().load();
+        return m == nullptr ? nullptr : m();
+    }
+
+private:
+    [[nodiscard]] static std::atomic<maker>& provided() noexcept {
+        static std::atomic<maker> m{nullptr};
+        return m;
+    }
 };
 
 }  // namespace tutti::sequence

@@ -59,7 +59,7 @@ public:
         returned_ = 0;
         for (const auto& s : this->shares_) {
             first_.emplace_back();
-            for (std::size_t j = 0; j < s.members(); ++j) {
+            for (std::size_t j = 0; s.members() > 1 && j < s.members(); ++j) {
                 first_.back().push_back(gathered_);
                 gathered_ += s.of(j).tokens();
             }
@@ -73,55 +73,33 @@ public:
         this->expect_forward(query, key, value, out, log_sum_exp);
         const tensor<P> sums = this->out_for(out, log_sum_exp);
         const schedule::ticket<Q> gathered = gather(key, value);
-        for_each_step(gathered, [&](std::size_t i, std::size_t j) {
-            const auto& s = this->shares_[i];
-            this->attend(s, query, j, block_of(blocks_.view(), i, j), sums, log_sum_exp);
-        });
+        for_each_step(
+            gathered,
+            [&](std::size_t i, std::size_t j) {
+                this->attend(this->shares_[i], query, j, block_of(blocks_.view(), i, j), sums, log_sum_exp);
+            },
+            [&](std::size_t i) { this->attend_alone(this->shares_[i], query, key, value, out, log_sum_exp); });
         this->finish(sums, out);
     }
 
     void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
                   tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
                   tensor<T> d_value) {
-        this->expect_forward(query, key, value, out, log_sum_exp);
-        this->expect_gradients(d_out, d_query, d_key, d_value);
-        const tensor<P> delta = this->deltas_of(d_out, out);
-        const typename base::backward_rows from{
-            query, d_out, out, log_sum_exp, delta, this->sums_for(d_query, this->query_sums_)};
-        this->reserve(gradients_, gathered_ * this->block_width());
-        this->reserve(returns_, returned_ * this->block_width());
-        fill_tokens(this->queue_, tensor<P>(gradients_.view(), gathered_, 1, this->block_width()), P{0});
-        {
-            const schedule::ticket<Q> gathered = gather(key, value);
-            for_each_step(gathered, [&](std::size_t i, std::size_t j) {
-                const auto& s = this->shares_[i];
-                this->differentiate(s, from, j, block_of(blocks_.view(), i, j), block_of(gradients_.view(), i, j));
+        this->backward_around(
+            d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
+            [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to) {
+                this->reserve(gradients_, gathered_ * this->block_width());
+                this->reserve(returns_, returned_ * this->block_width());
+                const schedule::ticket<Q> gathered = gather(key, value);
+                for_each_step(
+                    gathered,
+                    [&](std::size_t i, std::size_t j) {
+                        this->differentiate(this->shares_[i], rows, j, block_of(blocks_.view(), i, j),
+                                            block_of(gradients_.view(), i, j));
+                    },
+                    [&](std::size_t i) { this->differentiate_alone(this->shares_[i], rows, key, value, to); });
+                return_gradients(to);
             });
-        }
-        transfers messages;
-        for_each_other([&](std::size_t i, std::size_t steps, std::size_t there) {
-            const auto& s = this->shares_[i];
-            send(messages, s.ranks[there], flat(gradients_.view(), i, there));
-            receive(messages, s.ranks[there], returned(i, steps));
-        });
-        this->carry("gradients", std::move(messages)).wait(this->queue_);
-        const tensor<P> key_sums = this->sums_for(d_key, this->key_sums_);
-        const tensor<P> value_sums = this->sums_for(d_value, this->value_sums_);
-        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
-            const auto& s = this->shares_[i];
-            const auto own = block_of(gradients_.view(), i, s.place);
-            // The member t places behind this rank had its keys in step t.
-            for (std::size_t t = 1; t < s.members(); ++t) {
-                const auto g = this->block_at(returned(i, t), 0, s.mine.tokens());
-                add_tokens(this->queue_, g.key, own.key);
-                add_tokens(this->queue_, g.value, own.value);
-            }
-            copy_tokens(this->queue_, own.key, s.rows_of(key_sums));
-            copy_tokens(this->queue_, own.value, s.rows_of(value_sums));
-        }
-        this->finish(from.d_query, d_query);
-        this->finish(key_sums, d_key);
-        this->finish(value_sums, d_value);
     }
 
 private:
@@ -135,6 +113,29 @@ private:
     [[nodiscard]] view<P, M> returned(std::size_t i, std::size_t steps) const {
         const std::size_t tokens = this->shares_[i].mine.tokens();
         return this->block_memory(returns_.view(), first_returned_[i] + (steps - 1) * tokens, tokens);
+    }
+    // Gradients of what others have, to them; the sums of what is this rank's own.
+    void return_gradients(const typename base::gradient_tensors& to) {
+        transfers messages;
+        for_each_other([&](std::size_t i, std::size_t steps, std::size_t there) {
+            const auto& s = this->shares_[i];
+            send(messages, s.ranks[there], flat(gradients_.view(), i, there));
+            receive(messages, s.ranks[there], returned(i, steps));
+        });
+        this->carry("gradients", std::move(messages)).wait(this->queue_);
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            const auto& s = this->shares_[i];
+            if (s.members() == 1) { continue; }
+            const auto own = block_of(gradients_.view(), i, s.place);
+            // The member t places behind this rank had its keys in step t.
+            for (std::size_t t = 1; t < s.members(); ++t) {
+                const auto g = this->block_at(returned(i, t), 0, s.mine.tokens());
+                add_tokens(this->queue_, g.key, own.key);
+                add_tokens(this->queue_, g.value, own.value);
+            }
+            copy_tokens(this->queue_, own.key, s.rows_of(to.key));
+            copy_tokens(this->queue_, own.value, s.rows_of(to.value));
+        }
     }
     // f(share, steps, member that many places behind this rank)
     template <class F> void for_each_other(F f) const {
@@ -155,7 +156,7 @@ private:
         transfers messages;
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
-            this->pack(s, key, value, block_of(blocks_.view(), i, s.place));
+            if (s.members() > 1) { this->pack(s, key, value, block_of(blocks_.view(), i, s.place)); }
         }
         for_each_other([&](std::size_t i, std::size_t, std::size_t there) {
             const auto& s = this->shares_[i];
@@ -164,9 +165,16 @@ private:
         });
         return this->carry("keys and values", std::move(messages));
     }
-    // f(share, member whose keys a step is about): own ones first, those of others once they are there.
-    template <class F> void for_each_step(const schedule::ticket<Q>& gathered, F f) {
-        for (std::size_t i = 0; i < this->shares_.size(); ++i) { f(i, this->shares_[i].place); }
+    // f(share, member whose keys a step is about): own ones first, those of others once they are there. alone(share):
+    // those that have no other members.
+    template <class F, class Alone> void for_each_step(const schedule::ticket<Q>& gathered, F f, Alone alone) {
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            if (this->shares_[i].members() == 1) {
+                alone(i);
+            } else {
+                f(i, this->shares_[i].place);
+            }
+        }
         gathered.wait(this->queue_);
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             for (std::size_t t = 1; t < this->shares_[i].members(); ++t) { f(i, this->shares_[i].before(t)); }

@@ -165,4 +165,9 @@ private:
 };
 static_assert(block_attention<host_attention<float>>);
 
+template <> struct default_attention<host_queue> {
+    template <floating_element T> using of = host_attention<T>;
+    using type = of<float>;
+};
+
 }  // namespace tutti::sequence

@@ -171,8 +171,7 @@ public:
                              log_sum_exp);
             }
             for (; locals_done < locals_until(t); ++locals_done) {
-                const auto& s = this->shares_[locals_[locals_done]];
-                this->attend(s, query, s.place, {s.rows_of(key), s.rows_of(value)}, sums, log_sum_exp);
+                this->attend_alone(this->shares_[locals_[locals_done]], query, key, value, out, log_sum_exp);
             }
             moved.wait(this->queue_);
         }
@@ -182,56 +181,25 @@ public:
     void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
                   tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
                   tensor<T> d_value) {
-        this->expect_forward(query, key, value, out, log_sum_exp);
-        this->expect_gradients(d_out, d_query, d_key, d_value);
-        const tensor<P> delta = this->deltas_of(d_out, out);
-        const typename base::backward_rows from{
-            query, d_out, out, log_sum_exp, delta, this->sums_for(d_query, this->query_sums_)};
-        const tensor<P> key_sums = this->sums_for(d_key, this->key_sums_);
-        const tensor<P> value_sums = this->sums_for(d_value, this->value_sums_);
-        load(key, value);
-        for (auto* gradient : {&gradients_[0], &gradients_[1], &contribution_}) {
-            this->reserve(*gradient, traveling_ * this->block_width());
-        }
-        std::size_t locals_done = 0;
-        // One round more than steps: the last brings the gradients of the last step home.
-        for (std::size_t t = 0; t < this->rounds_ + (this->rounds_ > 1 ? 1 : 0); ++t) {
-            const schedule::ticket<Q> moved = pass_blocks_and_gradients(t);
-            for (std::size_t i = 0; i < this->shares_.size(); ++i) {
-                const auto& s = this->shares_[i];
-                if (s.members() == 1 || t >= s.members()) { continue; }
-                const std::size_t member = s.before(t);
-                const std::size_t count = s.of(member).tokens();
-                const auto b = block_of(blocks_[t % 2].view(), i, count);
-                const auto g = block_of((t == 0 ? gradients_[0] : contribution_).view(), i, count);
-                fill_tokens(this->queue_, g.key, P{0});
-                fill_tokens(this->queue_, g.value, P{0});
-                this->differentiate(s, from, member, b, g);
-            }
-            for (; locals_done < locals_until(t); ++locals_done) {
-                const auto& s = this->shares_[locals_[locals_done]];
-                this->differentiate(s, from, s.place, {s.rows_of(key), s.rows_of(value)},
-                                    {s.rows_of(key_sums), s.rows_of(value_sums)});
-            }
-            moved.wait(this->queue_);
-            for (std::size_t i = 0; t > 0 && i < this->shares_.size(); ++i) {
-                const auto& s = this->shares_[i];
-                if (s.members() == 1 || t > s.members()) { continue; }
-                const std::size_t count = s.of(s.before(t)).tokens();
-                const auto arrived = block_of(gradients_[t % 2].view(), i, count);
-                if (t < s.members()) {
-                    const auto g = block_of(contribution_.view(), i, count);
-                    add_tokens(this->queue_, g.key, arrived.key);
-                    add_tokens(this->queue_, g.value, arrived.value);
-                } else {
-                    copy_tokens(this->queue_, arrived.key, s.rows_of(key_sums));
-                    copy_tokens(this->queue_, arrived.value, s.rows_of(value_sums));
-                }
-            }
-        }
-        this->finish(from.d_query, d_query);
-        this->finish(key_sums, d_key);
-        this->finish(value_sums, d_value);
+        this->backward_around(d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
+                              [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to) {
+                                  load(key, value);
+                                  for (auto* gradient : {&gradients_[0], &gradients_[1], &contribution_}) {
+                                      this->reserve(*gradient, traveling_ * this->block_width());
+                                  }
+                                  std::size_t locals_done = 0;
+                                  // One round more than steps: the last brings the gradients of the last step home.
+                                  for (std::size_t t = 0; t < this->rounds_ + (this->rounds_ > 1 ? 1 : 0); ++t) {
+                                      const schedule::ticket<Q> moved = pass_blocks_and_gradients(t);
+                                      differentiate_round(t, rows);
+                                      for (; locals_done < locals_until(t); ++locals_done) {
+                                          this->differentiate_alone(this->shares_[locals_[locals_done]], rows, key,
+                                                                    value, to);
+                                      }
+                                      moved.wait(this->queue_);
+                                      take_gradients(t, to);
+                                  }
+                              });
     }
 
 private:
@@ -241,6 +209,35 @@ private:
     }
     template <class U> [[nodiscard]] auto block_of(view<U, M> memory, std::size_t i, std::size_t count) const {
         return this->block_at(memory, first_[i], count);
+    }
+
+    // Round t of backward: what this rank has to do with the blocks that it has.
+    void differentiate_round(std::size_t t, const typename base::backward_rows& rows) {
+        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+            const auto& s = this->shares_[i];
+            if (s.members() == 1 || t >= s.members()) { continue; }
+            const std::size_t member = s.before(t);
+            const std::size_t count = s.of(member).tokens();
+            this->differentiate(s, rows, member, block_of(blocks_[t % 2].view(), i, count),
+                                block_of((t == 0 ? gradients_[0] : contribution_).view(), i, count));
+        }
+    }
+    // Behind round t: gradients that have arrived get this rank's part; those that are home are done.
+    void take_gradients(std::size_t t, const typename base::gradient_tensors& to) {
+        for (std::size_t i = 0; t > 0 && i < this->shares_.size(); ++i) {
+            const auto& s = this->shares_[i];
+            if (s.members() == 1 || t > s.members()) { continue; }
+            const std::size_t count = s.of(s.before(t)).tokens();
+            const auto arrived = block_of(gradients_[t % 2].view(), i, count);
+            if (t < s.members()) {
+                const auto g = block_of(contribution_.view(), i, count);
+                add_tokens(this->queue_, g.key, arrived.key);
+                add_tokens(this->queue_, g.value, arrived.value);
+            } else {
+                copy_tokens(this->queue_, arrived.key, s.rows_of(to.key));
+                copy_tokens(this->queue_, arrived.value, s.rows_of(to.value));
+            }
+        }
     }
 
     // This rank's keys and values, packed for their first step.

@@ -42,6 +42,7 @@ protected:
     using P = accumulator_t<T>;
     using transfers = std::vector<comm::transfer<M>>;
     static constexpr bool rounds_results = !std::same_as<T, P>;
+    static constexpr bool finishes = rounds_results && final_attention<Block>;
     template <class U> using tensor = token_view<U, M>;
 
     attention_engine(C comm, attention_heads heads, attention_options options, Block block)
@@ -57,6 +58,7 @@ protected:
         , query_sums_(queue_, 0)
         , key_sums_(queue_, 0)
         , value_sums_(queue_, 0)
+        , alone_sums_(queue_, 0)
         , comm_(std::move(comm))
         , lane_(comm_.duplicate("attention"), {options.timeout, options.trace, -1, "main"}) {}
 
@@ -99,9 +101,11 @@ protected:
         rounds_ = 1;
         for (const ring& r : p.rings) { rounds_ = std::max(rounds_, r.ranks.size()); }
         tokens_ = 0;
+        shared_ = 0;
         std::size_t longest = 0;
         for (const ring_share& s : shares_) {
             tokens_ += s.mine.tokens();
+            if (s.members() > 1) { shared_ = tokens_; }  // rings of one rank are behind the others
             for (const std::size_t other : {s.before(1), s.before(s.members() - 1)}) {
                 if (other != s.place) { longest = std::max(longest, pair_of(s, other).queries); }
             }
@@ -145,16 +149,11 @@ protected:
     template <class U> [[nodiscard]] tensor<U> padding_of(const tensor<U>& all) const noexcept {
         return all.rows(tokens_, all.tokens - tokens_);
     }
-    /// Zeros for sums of this rank's rows; the padding becomes 0 at once.
-    [[nodiscard]] tensor<P> sums_for(const tensor<T>& result, buffer<P, Q>& beside) {
-        fill_tokens(queue_, padding_of(result), T{});
-        return zeros_for(result.rows(0, tokens_), beside);
-    }
-    /// The same for out and log_sum_exp, of which every row is written.
+    /// Where out of the sequences that other ranks have parts of is computed; padding is written at once.
     [[nodiscard]] tensor<P> out_for(const tensor<T>& out, const tensor<P>& log_sum_exp) {
         fill_tokens(queue_, padding_of(out), T{});
         fill_tokens(queue_, padding_of(log_sum_exp), -std::numeric_limits<P>::infinity());
-        return memory_for(out.rows(0, tokens_), out_sums_);
+        return memory_for(out.rows(0, shared_), out_sums_);
     }
     void finish(const tensor<P>& sums, const tensor<T>& result) {
         if constexpr (rounds_results) { copy_tokens(queue_, sums, result.rows(0, sums.tokens)); }
@@ -222,16 +221,85 @@ protected:
                                                    block.value.rows(0, b.keys), b.seen, scale_, part, sums});
         if (!first) { run(queue_, merge_operation<P, M>{part, sums, all_out, all_sums}); }
     }
-    /// Adds to the gradients what this rank's rows of a sequence have to do with those of a member.
+    /// What this rank's rows of a sequence have to do with those of a member: written to the gradients of the member's
+    /// rows, and, of its own rows, which come first, to theirs; then added to theirs.
     void differentiate(const ring_share& s, const backward_rows& from, std::size_t member,
                        const block_rows<const T>& block, const block_rows<P>& gradients) {
         const block_pair b = pair_of(s, member);
-        if (b.queries == 0 || b.keys == 0) { return; }
+        const bool empty = b.queries == 0 || b.keys == 0;
+        const bool first = member == s.place;
+        const std::size_t written = starts_gradients<Block> && !empty ? b.keys : 0;
+        const auto fill_rest = [&](const tensor<P>& g) {
+            fill_tokens(queue_, g.rows(written, g.tokens - written), P{0});
+        };
+        fill_rest(gradients.key);
+        fill_rest(gradients.value);
+        if (first && (!starts_gradients<Block> || empty)) { fill_tokens(queue_, s.rows_of(from.d_query), P{0}); }
+        if (empty) { return; }
         const backward_rows part = from.rows(s.first_row + b.first_query, b.queries);
         block_.backward(queue_,
                         backward_block<T, M>{part.query, block.key.rows(0, b.keys), block.value.rows(0, b.keys), b.seen,
                                              scale_, part.d_out, part.out, part.log_sum_exp, part.delta, part.d_query,
-                                             gradients.key.rows(0, b.keys), gradients.value.rows(0, b.keys)});
+                                             gradients.key.rows(0, b.keys), gradients.value.rows(0, b.keys),
+                                             starts_gradients<Block> && first, starts_gradients<Block>});
+    }
+
+    /// A sequence that no other rank has a part of: nothing is merged, so results are final.
+    void attend_alone(const ring_share& s, const tensor<const T>& query, const tensor<const T>& key,
+                      const tensor<const T>& value, const tensor<T>& out, const tensor<P>& log_sum_exp) {
+        if (s.mine.tokens() == 0) { return; }
+        const visibility seen{rule_, 0, 0};
+        if constexpr (finishes) {
+            block_.forward(queue_, final_forward_block<T, M>{s.rows_of(query), s.rows_of(key), s.rows_of(value), seen,
+                                                             scale_, s.rows_of(out), s.rows_of(log_sum_exp)});
+        } else {
+            const tensor<P> sums = memory_for(s.rows_of(out), alone_sums_);
+            block_.forward(queue_, forward_block<T, M>{s.rows_of(query), s.rows_of(key), s.rows_of(value), seen, scale_,
+                                                       sums, s.rows_of(log_sum_exp)});
+            finish(sums, s.rows_of(out));
+        }
+    }
+    struct gradient_tensors {
+        tensor<T> query, key, value;
+    };
+    void differentiate_alone(const ring_share& s, const backward_rows& from, const tensor<const T>& key,
+                             const tensor<const T>& value, const gradient_tensors& to) {
+        if (s.mine.tokens() == 0) { return; }
+        const visibility seen{rule_, 0, 0};
+        const tensor<T> d_query = s.rows_of(to.query), d_key = s.rows_of(to.key), d_value = s.rows_of(to.value);
+        const backward_rows part = from.rows(s.first_row, s.mine.tokens());
+        if constexpr (finishes) {
+            block_.backward(queue_, final_backward_block<T, M>{part.query, s.rows_of(key), s.rows_of(value), seen,
+                                                               scale_, part.d_out, part.out, part.log_sum_exp,
+                                                               part.delta, d_query, d_key, d_value});
+        } else {
+            const tensor<P> query_sums = zeros_for(d_query, alone_sums_);
+            const tensor<P> key_sums = zeros_for(d_key, key_sums_);
+            const tensor<P> value_sums = zeros_for(d_value, value_sums_);
+            block_.backward(queue_, backward_block<T, M>{part.query, s.rows_of(key), s.rows_of(value), seen, scale_,
+                                                         part.d_out, part.out, part.log_sum_exp, part.delta, query_sums,
+                                                         key_sums, value_sums});
+            finish(query_sums, d_query);
+            finish(key_sums, d_key);
+            finish(value_sums, d_value);
+        }
+    }
+
+    /// Backward of what travels by itself: checks, then work(rows, to), which adds to rows.d_query and writes the rest of
+    /// `to`, then rounds.
+    template <class Work>
+    void backward_around(const tensor<const T>& d_out, const tensor<const T>& query, const tensor<const T>& key,
+                         const tensor<const T>& value, const tensor<const T>& out, const tensor<const P>& log_sum_exp,
+                         const gradient_tensors& to, Work work) {
+        expect_forward(query, key, value, out, log_sum_exp);
+        expect_gradients(d_out, to.query, to.key, to.value);
+        fill_tokens(queue_, padding_of(to.query), T{});
+        fill_tokens(queue_, padding_of(to.key), T{});
+        fill_tokens(queue_, padding_of(to.value), T{});
+        const backward_rows rows{
+            query, d_out, out, log_sum_exp, deltas_of(d_out, out), memory_for(to.query.rows(0, shared_), query_sums_)};
+        work(rows, to);
+        finish(rows.d_query, to.query);
     }
 
     /// Messages as one grouped call on the lane, behind what the queue has got.
@@ -259,7 +327,8 @@ protected:
     std::vector<ring_share> shares_;
     std::size_t rounds_ = 1;  // members of the largest ring of all ranks
     std::size_t tokens_ = 0;
-    buffer<P, Q> partial_, deltas_, out_sums_, query_sums_, key_sums_, value_sums_;
+    std::size_t shared_ = 0;  // rows of sequences that other ranks have parts of: the first ones
+    buffer<P, Q> partial_, deltas_, out_sums_, query_sums_, key_sums_, value_sums_, alone_sums_;
     C comm_;
 
 private:

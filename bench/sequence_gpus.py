@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""Attention of a batch of sequences on the GPUs of one machine: tutti's engine beside PyTorch's context parallelism.
+
+Settings, one after the other, each a table; PyTorch is left out without --torch:
+  together   the GPUs as one machine
+  nodes      the GPUs as --nodes machines: processes that NCCL takes for those of different hosts, sockets between them,
+             with its own number of sockets and with sixteen
+
+  bench/sequence_gpus.py --tutti build/release/bench/bench_sequence_attention \\
+      --torch bench/sequence_attention_torch.py -J result.json
+
+What is behind -- goes to tutti's program, as in -- --batch one. Needs nvidia-smi.
+"""
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+
+from transformer_gpus import MANY_SOCKETS, finish, start  # beside this file
+from transformer_peers import Failure, find_programs, spoken, write_report
+
+
+def tutti(o, folder, environment, nodes, gpus):
+    """A thread a GPU; or, as several nodes, a process a GPU. Its report, which rank 0 prints."""
+    line = [o.tutti] + o.rest
+    if nodes == 1:
+        lines = [line + ["--gpus", str(gpus)]]
+    else:
+        meeting = tempfile.mkdtemp(dir=folder)
+        lines = [line + ["--rank", str(r), "--ranks", str(gpus), "--nodes", str(nodes), "--meeting", meeting]
+                 for r in range(gpus)]
+    running = [start(line, environment) for line in lines]
+    try:
+        outputs = [finish(process, line, o.limit) for process, line in zip(running, lines)]
+    finally:
+        for process in running:
+            process.kill()
+    return {**json.loads(outputs[0]), "command": spoken(lines[0])}
+
+
+def torch(o, environment, nodes, gpus):
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(gpus), o.torch,
+            "--repetitions", str(o.torch_repetitions), "--nodes", str(0 if nodes == 1 else nodes)]
+    report = json.loads(finish(start(line, environment), line, o.limit))
+    return {**report, "command": spoken(line)}
+
+
+def print_table(title, report):
+    print(f"\n{title}\n{'kernels':<15}{'batch':<12}{'plan':<20}{'ms':>10}{'tokens/s':>14}{'ideal ms':>10}{'of it':>8}")
+    for row in report["rows"]:
+        ideal = row["ideal_ms"]
+        print(f"{row.get('kernels', report.get('backend', '')):<15}{row['batch']:<12}"
+              f"{row.get('plan', 'context parallel'):<20}{row['ms']['p50']:>10.2f}{row['tokens_per_second']:>14.0f}"
+              + (f"{ideal:>10.2f}{row['of_ideal_time']:>8.3f}" if ideal else f"{'-':>10}{'-':>8}"), flush=True)
+
+
+def measure(o, folder):
+    cards = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True,
+                           capture_output=True, text=True).stdout.strip().splitlines()
+    if len(cards) < o.gpus:
+        raise Failure(f"--gpus {o.gpus}: nvidia-smi lists {len(cards)}")
+    if o.gpus % o.nodes:
+        raise Failure(f"--nodes {o.nodes}: {o.gpus} GPUs cannot be divided among them")
+    known = {"together": [("together", {}, 1)],
+             "nodes": [(f"{o.nodes} nodes", {}, o.nodes), (f"{o.nodes} nodes, 16 sockets", MANY_SOCKETS, o.nodes)]}
+    tables = {}
+    for title, environment, nodes in [entry for name in o.settings for entry in known[name]]:
+        tables[title] = {"tutti": tutti(o, folder, environment, nodes, o.gpus)}
+        print_table(f"tutti, {title}", tables[title]["tutti"])
+        if o.torch:
+            tables[title]["PyTorch"] = torch(o, environment, nodes, o.gpus)
+            print_table(f"PyTorch, {title}", tables[title]["PyTorch"])
+    return {"bench": "sequence_gpus", "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
+            "device": cards[0], "gpus": o.gpus, "nodes": o.nodes, "tables": tables,
+            "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tutti", metavar="PATH", required=True, help="bench_sequence_attention")
+    parser.add_argument("--torch", metavar="PATH", help="sequence_attention_torch.py, run by this very Python")
+    parser.add_argument("--torch-repetitions", type=int, default=7)
+    parser.add_argument("--settings", nargs="+", choices=["together", "nodes"], default=["together", "nodes"])
+    parser.add_argument("--gpus", type=int, default=4)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=300, help="seconds that one run may take")
+    parser.add_argument("-J", "--json", metavar="PATH", help="write the report here")
+    parser.add_argument("rest", nargs="*", help="behind --: options of tutti's program")
+    o = parser.parse_args()
+    try:
+        if min(o.gpus, o.nodes, o.limit, o.torch_repetitions) < 1:
+            raise Failure("--gpus, --nodes, --limit and --torch-repetitions are at least 1")
+        find_programs(o, "tutti", "torch")
+        with tempfile.TemporaryDirectory() as folder:
+            report = measure(o, folder)
+        write_report(o, report)
+    except (Failure, OSError, ValueError, KeyError, subprocess.CalledProcessError) as e:
+        sys.exit(f"sequence_gpus.py: {e!r}" if isinstance(e, KeyError) else f"sequence_gpus.py: {e}")
+
+
+if __name__ == "__main__":
+    main()

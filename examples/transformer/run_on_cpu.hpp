@@ -1,0 +1,23 @@
+// run_on_cpu: training on the CPU, compiled once for the trainer and its tests, in run_on_cpu.cpp; by forward passes alone,
+// in forward_tuning.cpp.
+// Needs data.hpp, options.hpp and report.hpp.
+#pragma once
+
+#include <tutti/core/deadline.hpp>  // time zero of traces
+
+#include "data.hpp"
+#include "options.hpp"
+#include "report.hpp"
+
+namespace transformer {
+
+/// A pipeline of forward passes alone.
+template <class T, class Comm>
+[[nodiscard]] result tune_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin);
+
+/// Trains on host_device in elements of T, float or double; Comm is threads or mpi. As train(), or as tune_on_cpu() where
+/// the pipeline is one of those.
+template <class T, class Comm>
+[[nodiscard]] result run_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin);
+
+}  // namespace transformer
