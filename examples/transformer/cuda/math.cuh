@@ -178,9 +178,10 @@ public:
     static constexpr bool wants_whole_context = true;
     static constexpr bool gelu_backward_restores_output = false;
 
-    explicit cuda_math(const tutti::cuda_queue& q)
+    /// `reserve`: multiprocessors left to collectives that run meanwhile.
+    explicit cuda_math(const tutti::cuda_queue& q, int reserve = 0)
         : queue_(q)
-        , products_(q)
+        , products_(q, reserve)
         , batch_(q)
         , scratch_(q, 0)
         , losses_(q, 0)

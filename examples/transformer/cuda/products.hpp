@@ -2,7 +2,7 @@
 // Needs tutti/core/cuda_blas and matrix.hpp. Row-major; bfloat16 or float, sums always in float (float is true float).
 #pragma once
 
-#include <algorithm>    // min
+#include <algorithm>    // min, max
 #include <bit>          // countr_zero
 #include <compare>      // plans by shape
 #include <cstddef>      // size_t
@@ -11,6 +11,7 @@
 #include <type_traits>  // type_identity_t
 
 #include <cublasLt.h>
+#include <cuda_runtime_api.h>  // multiprocessors
 #include <tutti/core/cuda_blas.hpp>  // handle, workspace, checks
 #include <tutti/core/element.hpp>    // bfloat16
 #include <tutti/core/text.hpp>       // formatted
@@ -40,11 +41,14 @@ enum class after_product {
 /// Products on one queue.
 ///
 /// Determinism  cuBLASLt's first proposal for a shape is taken, never a timed one, and none that adds up in an order
-///              that depends on time: the same bits in every run on the same kind of device.
+///              that depends on time: the same bits in every run on the same kind of device and reserve.
 /// Cost         a plan is made when a shape is first seen (about 0.1 ms); later calls look it up. After thousands of
 ///              shapes all are forgotten.
+/// Reserve      multiprocessors that products do not count on. They fill those that they count on in whole rounds: if
+///              collectives hold some of them, a product takes a round more.
 class products {
     tutti::cuda_blas blas_;
+    std::int32_t multiprocessors_ = 0;  // 0: all
 
     /// All that a plan depends on.
     struct shape {
@@ -87,10 +91,16 @@ class products {
         return address == 0 ? 256u : 1u << std::min(std::countr_zero(address), 8);
     }
 
-    static void make(plan& p, const shape& s, cublasLtHandle_t handle, std::size_t workspace);
+    void make(plan& p, const shape& s, cublasLtHandle_t handle, std::size_t workspace) const;
 
 public:
-    explicit products(const tutti::cuda_queue& q) : blas_(q) {}
+    explicit products(const tutti::cuda_queue& q, int reserve = 0) : blas_(q) {
+        if (reserve == 0) { return; }
+        int all = 0;
+        tutti::detail::check_cuda(cudaDeviceGetAttribute(&all, cudaDevAttrMultiProcessorCount, q.device()),
+                                  "cudaDeviceGetAttribute");
+        multiprocessors_ = std::max(all - reserve, 1);
+    }
     [[nodiscard]] const tutti::cuda_queue& queue() const { return blas_.queue(); }
 
     /// What a product reads and writes besides its factors. Unset members are not used.
@@ -112,7 +122,7 @@ public:
                   const extras<std::type_identity_t<T>>& e = {});
 };
 
-inline void products::make(plan& p, const shape& s, cublasLtHandle_t handle, std::size_t workspace) {
+inline void products::make(plan& p, const shape& s, cublasLtHandle_t handle, std::size_t workspace) const {
     using tutti::check_cublas;
     const auto layout = [&](cublasLtMatrixLayout_t& l, int rows, int columns, int stride) {
         check_cublas(cublasLtMatrixLayoutCreate(&l, s.type, static_cast<std::uint64_t>(rows),
@@ -139,6 +149,7 @@ inline void products::make(plan& p, const shape& s, cublasLtHandle_t handle, std
         p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, static_cast<std::int64_t>(s.kept_stride));
         p.set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE, s.type);
     }
+    if (multiprocessors_ != 0) { p.set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, multiprocessors_); }
     layout(p.a, s.b_transposed ? s.inner : s.columns, s.b_transposed ? s.columns : s.inner, s.b_stride);
     layout(p.b, s.a_transposed ? s.rows : s.inner, s.a_transposed ? s.inner : s.rows, s.a_stride);
     layout(p.c, s.columns, s.rows, s.c_stride);

@@ -27,22 +27,27 @@ namespace {
     return present;
 }
 
+/// Multiprocessors for collectives that run beside the products. Between H200s over sockets that makes up for a third of
+/// what the two cost each other, and on one alone the products are no slower.
+constexpr int reserve_for_collectives = 4;
+
 /// One rank's GPU.
 template <class T> class device_of_rank {
     tutti::cuda_queue queue_;
+    int reserve_;
     cudaDeviceProp properties_{};
 
 public:
     using math = cuda_math<T>;
     static constexpr bool is_accelerator = true;
 
-    explicit device_of_rank(int device) : queue_(device) {
+    device_of_rank(int device, int ranks) : queue_(device), reserve_(ranks > 1 ? reserve_for_collectives : 0) {
         tutti::detail::check_cuda(cudaGetDeviceProperties(&properties_, device), "cudaGetDeviceProperties");
         tutti::detail::check_cuda(cudaSetDevice(device), "cudaSetDevice");
     }
     [[nodiscard]] std::string name() const { return properties_.name; }
     [[nodiscard]] double peak_flops() const { return datasheet_flops(properties_.name); }
-    [[nodiscard]] math make_math(const tutti::cuda_queue& q) const { return math(q); }
+    [[nodiscard]] math make_math(const tutti::cuda_queue& q) const { return math(q, reserve_); }
     // NCCL's communicator of one rank copies, and nothing in place, as `self` does: no second one is compiled.
     template <class World> [[nodiscard]] auto communicator([[maybe_unused]] World& world, const options&) const {
 #if TRANSFORMER_WITH_NCCL
@@ -56,10 +61,10 @@ public:
 template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
     const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
     if (o.precision == "bf16") {
-        device_of_rank<tutti::bfloat16> own(device);
+        device_of_rank<tutti::bfloat16> own(device, world.size());
         return train(world, own, o, text, origin);
     }
-    device_of_rank<float> own(device);
+    device_of_rank<float> own(device, world.size());
     return train(world, own, o, text, origin);
 }
 
