@@ -35,15 +35,15 @@ constexpr std::size_t bucket_bytes = 8192;
 template <class T> struct make_replica {
     std::optional<std::uint64_t> seed{};
     template <communicator C> auto operator()(C c) const {
-        return strategy::data_parallel<C, adamw, T>(
-            std::move(c), {}, {.bucket_bytes = bucket_bytes, .stochastic_rounding_seed = seed});
+        return strategy::data_parallel<C, adamw, T>(std::move(c), {},
+                                                    {.bucket_bytes = bucket_bytes, .stochastic_rounding_seed = seed});
     }
 };
 template <int Stage, class T> struct make_zero {
     std::optional<std::uint64_t> seed{};
     template <communicator C> auto operator()(C c) const {
-        return strategy::zero<Stage, C, adamw, T>(
-            std::move(c), {}, {.bucket_bytes = bucket_bytes, .stochastic_rounding_seed = seed});
+        return strategy::zero<Stage, C, adamw, T>(std::move(c), {},
+                                                  {.bucket_bytes = bucket_bytes, .stochastic_rounding_seed = seed});
     }
 };
 // Inner makes the replica.

@@ -12,7 +12,7 @@
 
 #include <doctest/doctest.h>  // checks
 
-#include <tutti/core/buffer.hpp>         // storage
+#include <tutti/core/buffer.hpp>        // storage
 #include <tutti/strategy/strategy.hpp>  // parameters
 
 #include "toy.hpp"  // what is trained

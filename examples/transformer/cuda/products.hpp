@@ -11,7 +11,7 @@
 #include <type_traits>  // type_identity_t
 
 #include <cublasLt.h>
-#include <cuda_runtime_api.h>  // multiprocessors
+#include <cuda_runtime_api.h>        // multiprocessors
 #include <tutti/core/cuda_blas.hpp>  // handle, workspace, checks
 #include <tutti/core/element.hpp>    // bfloat16
 #include <tutti/core/text.hpp>       // formatted

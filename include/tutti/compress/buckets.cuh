@@ -96,8 +96,8 @@ template <class C> void launch(const cuda_queue& q, const add_buckets<C, device_
     const unsigned threads = detail::decoding_threads<float>(op.scheme.granularity());
     const std::size_t stride = op.wires.size() / op.count;
     detail::for_tables(op.scheme, op.all, [&](const detail::segment_table& table) {
-        tutti::detail::start(q, op.name, detail::add_kernel<add_buckets<C, device_memory>>,
-                             table.buckets * threads, detail::bucket_threads, op, table, stride, threads);
+        tutti::detail::start(q, op.name, detail::add_kernel<add_buckets<C, device_memory>>, table.buckets * threads,
+                             detail::bucket_threads, op, table, stride, threads);
     });
 }
 
