@@ -230,7 +230,7 @@ int main(int argc, char** argv) try {
     host.push_back(host_row(q, "allocate and release 1 MiB", [&] { q.release(q.allocate(1 << 20), 1 << 20); }));
     const array<float> small(q, 1024);
     host.push_back(host_row(q, "fill 1024 floats", [&] { fill(q, small.view(), 1.0f); }));
-    for (const std::size_t tensors : {std::size_t{1}, std::size_t{16}, std::size_t{17}, std::size_t{200}}) {
+    for (const std::size_t tensors : {std::size_t{1}, std::size_t{64}, std::size_t{65}, std::size_t{200}}) {
         std::vector<compress::segment> all;
         for (std::uint32_t i = 0; i < tensors; ++i) {
             all.push_back({.tensor = i, .level = 4, .offset = i, .rows = 1});
