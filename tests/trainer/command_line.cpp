@@ -110,7 +110,7 @@ TEST_CASE("what cannot be done is refused: exit code 2, one line, nothing writte
         {"--data text --pipeline even-ring --lengths wlb --capacity 191", "4 ranks of 191 tokens do not hold the 768"},
         {"--data text --pipeline packed --lengths wlb --batch 1 --capacity 63", "--context 64"},
         {"--data text --pipeline zeppelin --lengths wlb --micro-batch 1", "--micro-batch"},
-        {"--data text --pipeline zeppelin --lengths wlb --device cuda", "runs on the CPU"},
+        {"--data text --pipeline mezo --device cuda", "runs on the CPU"},
         {"--data text --pipeline zeppelin --lengths wlb --plan-picture .", "--plan-picture"},
         {"--data text --compare packed,zeppelin --lengths wlb --plan-picture p.svg", "--plan-picture"},
         {"--data text --compare ddp,zeppelin --lengths wlb", "pipeline 'ddp'"},
