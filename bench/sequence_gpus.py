@@ -15,12 +15,11 @@ import argparse
 import datetime
 import json
 import os
-import subprocess
 import sys
 import tempfile
 
-from transformer_gpus import MANY_SOCKETS, finish, start  # beside this file
-from transformer_peers import Failure, find_programs, spoken, write_report
+from transformer_gpus import MANY_SOCKETS, card_of, finish, start, write_measured  # beside this file
+from transformer_peers import spoken
 
 
 def tutti(o, folder, environment, nodes, gpus):
@@ -58,12 +57,7 @@ def print_table(title, report):
 
 
 def measure(o, folder):
-    cards = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True,
-                           capture_output=True, text=True).stdout.strip().splitlines()
-    if len(cards) < o.gpus:
-        raise Failure(f"--gpus {o.gpus}: nvidia-smi lists {len(cards)}")
-    if o.gpus % o.nodes:
-        raise Failure(f"--nodes {o.nodes}: {o.gpus} GPUs cannot be divided among them")
+    card = card_of(o)
     known = {"together": [("together", {}, 1)],
              "nodes": [(f"{o.nodes} nodes", {}, o.nodes), (f"{o.nodes} nodes, 16 sockets", MANY_SOCKETS, o.nodes)]}
     tables = {}
@@ -74,7 +68,7 @@ def measure(o, folder):
             tables[title]["PyTorch"] = torch(o, environment, nodes, o.gpus)
             print_table(f"PyTorch, {title}", tables[title]["PyTorch"])
     return {"bench": "sequence_gpus", "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
-            "device": cards[0], "gpus": o.gpus, "nodes": o.nodes, "tables": tables,
+            "device": card, "gpus": o.gpus, "nodes": o.nodes, "tables": tables,
             "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
 
 
@@ -89,16 +83,7 @@ def main():
     parser.add_argument("--limit", type=int, default=300, help="seconds that one run may take")
     parser.add_argument("-J", "--json", metavar="PATH", help="write the report here")
     parser.add_argument("rest", nargs="*", help="behind --: options of tutti's program")
-    o = parser.parse_args()
-    try:
-        if min(o.gpus, o.nodes, o.limit, o.torch_repetitions) < 1:
-            raise Failure("--gpus, --nodes, --limit and --torch-repetitions are at least 1")
-        find_programs(o, "tutti", "torch")
-        with tempfile.TemporaryDirectory() as folder:
-            report = measure(o, folder)
-        write_report(o, report)
-    except (Failure, OSError, ValueError, KeyError, subprocess.CalledProcessError) as e:
-        sys.exit(f"sequence_gpus.py: {e!r}" if isinstance(e, KeyError) else f"sequence_gpus.py: {e}")
+    write_measured(parser.parse_args(), "sequence_gpus.py", measure, ("gpus", "nodes", "limit", "torch-repetitions"))
 
 
 if __name__ == "__main__":

@@ -167,17 +167,38 @@ def print_table(title, rows, alone):
               f" {row['loss']:>8.3f}", flush=True)
 
 
-def measure(o, folder):
+def card_of(o):
+    """The first GPU's name and driver, if there are as many as --gpus and --nodes want."""
     cards = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], check=True,
                            capture_output=True, text=True).stdout.strip().splitlines()
     if len(cards) < o.gpus:
         raise Failure(f"--gpus {o.gpus}: nvidia-smi lists {len(cards)}")
     if o.gpus % o.nodes:
         raise Failure(f"--nodes {o.nodes}: {o.gpus} GPUs cannot be divided among them")
+    return cards[0]
+
+
+def write_measured(o, name, measure, counts):
+    """Writes what measure(o, folder) gives; ends the program with one line where that is impossible. `counts`: options
+    that are at least 1."""
+    try:
+        if min(getattr(o, count.replace("-", "_")) for count in counts) < 1:
+            options = [f"--{count}" for count in counts]
+            raise Failure(f"{', '.join(options[:-1])} and {options[-1]} are at least 1")
+        find_programs(o, "tutti", "torch")
+        with tempfile.TemporaryDirectory() as folder:
+            report = measure(o, folder)
+        write_report(o, report)
+    except (Failure, OSError, ValueError, KeyError, subprocess.CalledProcessError) as e:
+        sys.exit(f"{name}: {e!r}" if isinstance(e, KeyError) else f"{name}: {e}")
+
+
+def measure(o, folder):
+    card = card_of(o)
     random_tokens(os.path.join(folder, "random.bin"), 4 << 20)
     tutti = Tutti(o, folder)
     alone = tutti.run(1)  # the step without communication
-    print(f"{o.gpus} x {cards[0]}; one GPU alone: {alone['milliseconds']:.1f} ms a step", flush=True)
+    print(f"{o.gpus} x {card}; one GPU alone: {alone['milliseconds']:.1f} ms a step", flush=True)
     tables = {"one GPU": {"tutti": alone}}
     for title, run in settings(o, tutti):
         tables[title] = run()
@@ -190,7 +211,7 @@ def measure(o, folder):
                 kept = "_".join(f"{next(t for t, r in tables.items() if r is rows)} {name}".replace(",", "").split())
                 os.replace(trace, os.path.join(o.traces, kept + ".json"))
     return {"bench": "transformer_gpus", "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
-            "device": cards[0], "gpus": o.gpus, "nodes": o.nodes, "batch_per_gpu": o.batch, "steps": o.steps,
+            "device": card, "gpus": o.gpus, "nodes": o.nodes, "batch_per_gpu": o.batch, "steps": o.steps,
             "tables": tables,
             "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
 
@@ -210,16 +231,7 @@ def main():
     parser.add_argument("--limit", type=int, default=300, help="seconds that one run may take")
     parser.add_argument("--traces", metavar="FOLDER", help="keep tutti's traces there")
     parser.add_argument("-J", "--json", metavar="PATH", help="write the report here")
-    o = parser.parse_args()
-    try:
-        if min(o.gpus, o.nodes, o.batch, o.steps, o.limit) < 1:
-            raise Failure("--gpus, --nodes, --batch, --steps and --limit are at least 1")
-        find_programs(o, "tutti", "torch")
-        with tempfile.TemporaryDirectory() as folder:
-            report = measure(o, folder)
-        write_report(o, report)
-    except (Failure, OSError, ValueError, KeyError, subprocess.CalledProcessError) as e:
-        sys.exit(f"transformer_gpus.py: {e!r}" if isinstance(e, KeyError) else f"transformer_gpus.py: {e}")
+    write_measured(parser.parse_args(), "transformer_gpus.py", measure, ("gpus", "nodes", "batch", "steps", "limit"))
 
 
 if __name__ == "__main__":
