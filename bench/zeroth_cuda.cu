@@ -52,29 +52,24 @@ template <class T> void rows_of(bench::kernel_table& t, std::size_t n) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-    std::string json, only;
-    std::vector<std::size_t> exponents{20, 24, 28};
-    int samples = 11;
+    bench::kernel_options options;
     CLI::App app("Perturbed copies and updates against the copy bandwidth of the same run");
-    app.add_option("-e,--exponents", exponents, "powers of two: numbers of elements")->check(CLI::Range(12, 30));
-    app.add_option("--samples", samples, "timed samples of a row")->check(CLI::Range(1, 1000))->capture_default_str();
-    app.add_option("--only", only, "rows whose operation contains this");
-    app.add_option("-J,--json", json, "write the report here, besides printing it");
+    options.add_to(app, 12);
     CLI11_PARSE(app, argc, argv);
     const nlohmann::ordered_json environment = bench::card_environment();
-    bench::kernel_table t(samples, only);
-    for (const std::size_t e : exponents) {
+    bench::kernel_table t(options.samples, options.only);
+    for (const std::size_t e : options.exponents) {
         const std::size_t n = std::size_t{1} << e;
         rows_of<float>(t, n);
         rows_of<float16>(t, n);
         rows_of<bfloat16>(t, n);
     }
-    bench::write_report(json, {{"bench", "zeroth_cuda"},
-                               {"command", bench::command_line(argc, argv)},
-                               {"environment", environment},
-                               {"copy_gb_per_s", t.copy_bandwidth() * 1e-9},
-                               {"samples", samples},
-                               {"rows", t.rows()}});
+    bench::write_report(options.json, {{"bench", "zeroth_cuda"},
+                                       {"command", bench::command_line(argc, argv)},
+                                       {"environment", environment},
+                                       {"copy_gb_per_s", t.copy_bandwidth() * 1e-9},
+                                       {"samples", options.samples},
+                                       {"rows", t.rows()}});
 } catch (const std::exception& e) {
     std::cerr << argv[0] << ": " << e.what() << '\n';
     return 2;

@@ -1,6 +1,6 @@
 // A table of kernels of one GPU: time, bandwidth, and the share of the bandwidth of a copy measured in the same run; and
 // the report that such a bench writes.
-// Needs CUDA, fmt, nlohmann-json and tutti.
+// Needs CUDA, CLI11, fmt, nlohmann-json and tutti.
 #pragma once
 
 #include <algorithm>  // max, clamp
@@ -13,6 +13,7 @@
 
 #include <cuda_runtime_api.h>  // events with times, properties
 
+#include <CLI/CLI.hpp>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -93,6 +94,23 @@ public:
                          {"us", {{"min", times.min * 1e6}, {"p50", times.p50 * 1e6}, {"max", times.max * 1e6}}},
                          {"gb_per_s", rate * 1e-9},
                          {"share_of_copy", rate / copy_bandwidth_}});
+    }
+};
+
+/// The command line of such a bench.
+struct kernel_options {
+    std::string json, only;
+    std::vector<std::size_t> exponents{20, 24, 28};
+    int samples = 11;
+
+    void add_to(CLI::App& app, int least_exponent) {
+        app.add_option("-e,--exponents", exponents, "powers of two: numbers of elements")
+            ->check(CLI::Range(least_exponent, 30));
+        app.add_option("--samples", samples, "timed samples of a row")
+            ->check(CLI::Range(1, 1000))
+            ->capture_default_str();
+        app.add_option("--only", only, "rows whose operation contains this");
+        app.add_option("-J,--json", json, "write the report here, besides printing it");
     }
 };
 
