@@ -2,15 +2,16 @@
 // Needs comm/cost for its links. Peaks are of 16-bit floats without sparsity, links of one direction and one rank.
 #pragma once
 
+#include <algorithm>    // min, max
 #include <string_view>  // names
 
-#include <tutti/comm/cost.hpp>  // link
+#include <tutti/comm/cost.hpp>  // link, two_levels
 
 namespace tutti::plan {
 
 /// One rank's hardware, and how ranks are connected.
 ///
-/// Units  FLOP/s, bytes, bytes/s. Efficiencies are shares of the peaks; calibrate them (plan/time).
+/// Units  FLOP/s, bytes, bytes/s, seconds. Efficiencies are shares of the peaks; calibrate them (plan/calibrate).
 struct machine {
     std::string_view name;
     double flops = 0;
@@ -22,12 +23,26 @@ struct machine {
     double product_efficiency = 0.7;
     double memory_efficiency = 0.8;
     double link_efficiency = 0.7;
+    double launch_seconds = 4e-6;  ///< of a kernel, beyond its work: what makes small products slower a FLOP than large
 
     /// The link among `count` ranks, one every `stride`.
     [[nodiscard]] constexpr comm::link link_of(int count, int stride) const noexcept {
         comm::link l = count * stride <= ranks_per_node ? inside : between;
         l.bytes_per_second *= link_efficiency;
         return l;
+    }
+    /// The network of `count` ranks, one every `stride`, from the first of a node on: what collectives among them cost.
+    [[nodiscard]] constexpr comm::two_levels group_of(int count, int stride) const noexcept {
+        const int in_node = std::max(1, std::min(count, ranks_per_node / stride));
+        const int nodes = (count + in_node - 1) / in_node;
+        comm::two_levels g{count, nodes, in_node, count - in_node * (nodes - 1), 1, inside, between};
+        g.inside.bytes_per_second *= link_efficiency;
+        g.between.bytes_per_second *= link_efficiency;
+        return g;
+    }
+    /// Seconds of a product of `work` FLOPs.
+    [[nodiscard]] constexpr double seconds_of_product(double work) const noexcept {
+        return launch_seconds + work / (flops * product_efficiency);
     }
 };
 
