@@ -87,7 +87,8 @@ TEST_CASE("activations of a layer and micro-batches in flight") {
     CHECK(bytes(4, false, recomputation::none) == sbh * (10 + 24.0 / 4 + scores / 4));
     CHECK(bytes(4, true, recomputation::none) == sbh / 4 * (34 + scores));
     CHECK(bytes(4, true, recomputation::selective) == sbh / 4 * 34);
-    CHECK(bytes(4, true, recomputation::full) == 2 * sbh);
+    CHECK(bytes(4, true, recomputation::full) == 2 * sbh / 4);
+    CHECK(bytes(4, false, recomputation::full) == 2 * sbh);
     const auto flight = [](pipelining s, int p, int v, std::int64_t count, int stage) {
         return in_flight({.pipeline = p, .chunks = v, .schedule = s, .micro_batches = count}, stage);
     };

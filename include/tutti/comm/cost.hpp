@@ -130,6 +130,17 @@ namespace detail {
 }
 }  // namespace detail
 
+/// Ranks on nodes, as far as the times of collectives depend on it: what they need of a topology, without its tables.
+struct two_levels {
+    int ranks = 1;
+    int nodes = 1;
+    int largest_node = 1;   ///< ranks of it
+    int smallest_node = 1;  ///< ranks of it
+    int ranks_per_nic = 1;
+    link inside{};
+    link between{};  ///< through one NIC
+};
+
 /// Time of a collective of `bytes` (message_bytes) on a two-level network: one level after the other, each as above.
 ///
 /// With g ranks a node, m nodes, n = g m, and NICs shared by k ranks (so that each gets 1/k of the bandwidth between):
@@ -141,15 +152,15 @@ namespace detail {
 ///   barrier          inside to the leader, between leaders, inside again
 /// Nodes of different sizes: the inside is that of the largest node, the part that goes between that of the smallest.
 /// One node, or one rank a node: exactly the flat formulas.
-[[nodiscard]] inline call_time time_of(collective kind, double bytes, const topology& t) noexcept {
+[[nodiscard]] constexpr call_time time_of(collective kind, double bytes, const two_levels& t) noexcept {
     using enum collective;
     using detail::operator+;
-    const auto in = [&](collective k, double s) { return detail::inside_node(k, s, t.largest_node(), t.inside()); };
-    if (t.nodes() == 1) { return in(kind, bytes); }
-    const int n = t.ranks();
-    const int m = t.nodes();
-    const link shared{t.between().latency_seconds, t.between().bytes_per_second / t.ranks_per_nic()};
-    const double part = bytes / t.smallest_node();
+    const auto in = [&](collective k, double s) { return detail::inside_node(k, s, t.largest_node, t.inside); };
+    if (t.nodes == 1) { return in(kind, bytes); }
+    const int n = t.ranks;
+    const int m = t.nodes;
+    const link shared{t.between.latency_seconds, t.between.bytes_per_second / t.ranks_per_nic};
+    const double part = bytes / t.smallest_node;
     switch (kind) {
     case all_reduce: return in(reduce_scatter, bytes) + time_of(all_reduce, part, m, shared) + in(all_gather, bytes);
     case reduce_scatter:
@@ -157,19 +168,24 @@ namespace detail {
     case all_gather:
     case all_gather_v: return time_of(all_gather, part, m, shared) + in(all_gather, bytes);
     case broadcast:
-    case reduce: return time_of(kind, bytes, m, t.between()) + in(kind, bytes);
+    case reduce: return time_of(kind, bytes, m, t.between) + in(kind, bytes);
     case gather:
-    case scatter: return time_of(kind, bytes, m, t.between()) + in(kind, bytes * t.largest_node() / n);
+    case scatter: return time_of(kind, bytes, m, t.between) + in(kind, bytes * t.largest_node / n);
     case all_to_all:
     case all_to_all_v: {
-        const int remote = n - t.smallest_node();
-        return in(kind, bytes * t.largest_node() / n) +
-               call_time{remote * t.between().latency_seconds, 0, bytes * remote / n / shared.bytes_per_second};
+        const int remote = n - t.smallest_node;
+        return in(kind, bytes * t.largest_node / n) +
+               call_time{remote * t.between.latency_seconds, 0, bytes * remote / n / shared.bytes_per_second};
     }
-    case exchange: return time_of(kind, bytes, n, t.between());
-    case barrier: return in(kind, 0) + time_of(kind, 0, m, t.between()) + in(kind, 0);
+    case exchange: return time_of(kind, bytes, n, t.between);
+    case barrier: return in(kind, 0) + time_of(kind, 0, m, t.between) + in(kind, 0);
     }
     return {};
+}
+[[nodiscard]] inline call_time time_of(collective kind, double bytes, const topology& t) noexcept {
+    return time_of(kind, bytes,
+                   two_levels{t.ranks(), t.nodes(), t.largest_node(), t.smallest_node(), t.ranks_per_nic(), t.inside(),
+                              t.between()});
 }
 
 /// Time of `c` as `rank` sees it. all_to_all_v and exchange count the rank's own messages, a link being busy as long as

@@ -2,15 +2,16 @@
 // Needs comm/cost for its links. Peaks are of 16-bit floats without sparsity, links of one direction and one rank.
 #pragma once
 
+#include <algorithm>    // min, max
 #include <string_view>  // names
 
-#include <tutti/comm/cost.hpp>  // link
+#include <tutti/comm/cost.hpp>  // link, two_levels
 
 namespace tutti::plan {
 
 /// One rank's hardware, and how ranks are connected.
 ///
-/// Units  FLOP/s, bytes, bytes/s. Efficiencies are shares of the peaks; calibrate them (plan/time).
+/// Units  FLOP/s, bytes, bytes/s, seconds. Efficiencies are shares of the peaks; calibrate them (plan/calibrate).
 struct machine {
     std::string_view name;
     double flops = 0;
@@ -22,6 +23,8 @@ struct machine {
     double product_efficiency = 0.7;
     double memory_efficiency = 0.8;
     double link_efficiency = 0.7;
+    double launch_seconds = 4e-6;  ///< of a kernel, beyond its work
+    double wave = 0;  ///< elements of a product's result that are computed at once; the last wave is half empty
 
     /// The link among `count` ranks, one every `stride`.
     [[nodiscard]] constexpr comm::link link_of(int count, int stride) const noexcept {
@@ -29,16 +32,42 @@ struct machine {
         l.bytes_per_second *= link_efficiency;
         return l;
     }
+    /// The network of `count` ranks, one every `stride`, from the first of a node on: what collectives among them cost.
+    [[nodiscard]] constexpr comm::two_levels group_of(int count, int stride) const noexcept {
+        const int in_node = std::max(1, std::min(count, ranks_per_node / stride));
+        const int nodes = (count + in_node - 1) / in_node;
+        comm::two_levels g{count, nodes, in_node, count - in_node * (nodes - 1), 1, inside, between};
+        g.inside.bytes_per_second *= link_efficiency;
+        g.between.bytes_per_second *= link_efficiency;
+        return g;
+    }
+    /// Seconds of a product of an m x k and a k x n matrix: small ones are slower a FLOP than large ones.
+    [[nodiscard]] constexpr double seconds_of_product(double m, double n, double k) const noexcept {
+        return launch_seconds + 2 * k * (m * n + wave / 2) / (flops * product_efficiency);
+    }
 };
 
-/// DGX A100 (80 GB): NVSwitch, one 200 Gb/s NIC a GPU. Source: NVIDIA's data sheets.
-inline constexpr machine dgx_a100{"dgx-a100", 312e12, 80e9, 2.0e12, 8, {5e-6, 300e9}, {10e-6, 25e9}};
-/// HGX H100 (SXM, 80 GB): one 400 Gb/s NIC a GPU. Source: NVIDIA's data sheets.
-inline constexpr machine hgx_h100{"hgx-h100", 989e12, 80e9, 3.35e12, 8, {5e-6, 450e9}, {10e-6, 50e9}};
+namespace detail {
+// A tile of 128 x 256 results for each of so many processors.
+[[nodiscard]] constexpr double wave_of(int processors) noexcept { return processors * 128.0 * 256.0; }
+}  // namespace detail
+
+/// DGX A100 (80 GB): NVSwitch, one 200 Gb/s NIC a GPU. Efficiencies: calibrated on steps of 22 and 175 billion
+/// parameters. Source: NVIDIA's data sheets; Korthikanti et al. 2022, arXiv:2205.05198, table 5.
+inline constexpr machine dgx_a100{"dgx-a100",    312e12, 80e9, 2.0e12, 8,    {5e-6, 300e9},
+                                  {10e-6, 25e9}, 0.79,   1,    0.87,   4e-6, detail::wave_of(108)};
+/// HGX H100 (SXM, 80 GB): one 400 Gb/s NIC a GPU. Efficiencies: assumed; llm.c's published step of GPT-2 1558M takes
+/// 7 % less than they say. Source: NVIDIA's data sheets.
+inline constexpr machine hgx_h100{"hgx-h100",    989e12, 80e9, 3.35e12, 8,    {5e-6, 450e9},
+                                  {10e-6, 50e9}, 0.7,    0.9,  0.8,     4e-6, detail::wave_of(132)};
 /// HGX H200 (SXM, 141 GB), otherwise the same.
-inline constexpr machine hgx_h200{"hgx-h200", 989e12, 141e9, 4.8e12, 8, {5e-6, 450e9}, {10e-6, 50e9}};
+inline constexpr machine hgx_h200{"hgx-h200",    989e12, 141e9, 4.8e12, 8,    {5e-6, 450e9},
+                                  {10e-6, 50e9}, 0.7,    0.9,   0.8,    4e-6, detail::wave_of(132)};
 /// A die of Frontier's MI250X: 8 of 64 GiB a node, 4 NICs of 200 Gb/s; the inside is its slowest link.
-/// Source: Frontier's user guide (OLCF).
-inline constexpr machine frontier{"frontier", 191.5e12, 64.0 * (1 << 30), 1.6e12, 8, {5e-6, 50e9}, {10e-6, 12.5e9}};
+/// The efficiency of products is that of a published run of 22 billion parameters.
+/// Source: Frontier's user guide (OLCF); Dash et al. 2023, arXiv:2312.12705.
+inline constexpr machine frontier{
+    "frontier", 191.5e12, 64.0 * (1 << 30),    1.6e12, 8, {5e-6, 50e9}, {10e-6, 12.5e9}, 0.46, 0.8,
+    0.7,        4e-6,     detail::wave_of(110)};
 
 }  // namespace tutti::plan

@@ -1,4 +1,5 @@
-// memory: bytes that a rank holds: states of the optimizer by ZeRO stage, activations by schedule and recomputation.
+// memory: bytes that a rank holds: states of the optimizer by ZeRO stage, activations by schedule and recomputation,
+// what strategies keep.
 // Needs plan/model. Source: Rajbhandari et al. 2020, arXiv:1910.02054 (states); Korthikanti et al. 2022,
 // arXiv:2205.05198, table 2 (activations).
 #pragma once
@@ -33,12 +34,12 @@ struct bytes_per_parameter {
 ///
 /// With s tokens, b sequences, h hidden, a heads, t tensor ranks:
 ///   none       s b h (10 + 24/t + 5 a s / (h t));  sequence-parallel  s b h (34 + 5 a s / h) / t
-///   selective  the same without 5 a s              full               2 s b h
+///   selective  the same without 5 a s              full               2 s b h;  sequence-parallel  2 s b h / t
 [[nodiscard]] constexpr double layer_activation_bytes(const model_shape& m, const job& j) noexcept {
     const auto s = static_cast<double>(m.sequence);
     const double sbh = s * static_cast<double>(j.micro_batch * m.hidden);
     const double t = j.tensor;
-    if (j.recompute == recomputation::full) { return 2 * sbh; }
+    if (j.recompute == recomputation::full) { return 2 * sbh / (j.sequence_parallel ? t : 1); }
     const double scores = j.recompute == recomputation::selective
                               ? 0
                               : 5 * static_cast<double>(m.heads) * s / static_cast<double>(m.hidden) / t;
@@ -65,13 +66,32 @@ struct bytes_per_parameter {
     throw usage_error("plan: no such schedule");
 }
 
+/// Bytes that the strategy over data ranks holds beside states, of a rank with `parameters` in `layers`.
+///
+/// With o parameters owned, and L bytes of the largest bucket, 16 MiB or the largest tensor:
+///   zero<1>  2 o;  zero<2>  2 L, gradients;  zero<3>  4 L, gradients and values
+///   local_update  12 o: what is sent, what it was sent from, momentum (slow_mo, co2; local_sgd takes a third of it)
+///   compression   4 a parameter, what was lost; over local_update 4 o
+/// Source  the documentation of strategy/zero, strategy/local_update and strategy/compressed_mean.
+[[nodiscard]] constexpr double exchange_bytes(const model_shape& m, const job& j, std::int64_t parameters) noexcept {
+    const bool sharded = j.zero_stage > 0;
+    const auto owned = static_cast<double>(sharded ? (parameters + j.shards() - 1) / j.shards() : parameters);
+    const std::int64_t tensor = std::max(4 * m.hidden, m.vocabulary) * m.hidden / j.tensor * 2;
+    const auto bucket = static_cast<double>(std::max(std::int64_t{16} << 20, tensor));
+    double bytes = j.zero_stage == 1 ? 2 * owned : j.zero_stage == 2 ? 2 * bucket : j.zero_stage == 3 ? 4 * bucket : 0;
+    if (j.tau > 0) { bytes += 12 * owned; }
+    if (j.compression > 1) { bytes += 4 * (j.tau > 0 ? owned : static_cast<double>(parameters)); }
+    return j.data == 1 ? 0 : bytes;
+}
+
 /// What a rank holds, in bytes.
 struct rank_memory {
     double states = 0;
     double activations = 0;  ///< kept for backward, of all micro-batches in flight
     double inputs = 0;       ///< received from the stage before, this rank's share of each
     double working = 0;      ///< of the layer that is recomputed, and of logits on the last stage
-    [[nodiscard]] constexpr double total() const noexcept { return states + activations + inputs + working; }
+    double exchange = 0;     ///< of the strategy
+    [[nodiscard]] constexpr double total() const noexcept { return states + activations + inputs + working + exchange; }
 };
 
 /// Memory of a rank of `stage` at its peak.
@@ -81,28 +101,53 @@ struct rank_memory {
 [[nodiscard]] inline rank_memory memory_of_rank(const model_shape& m, const job& j, int stage,
                                                 bytes_per_parameter b = {}) {
     rank_memory out;
-    out.states = static_cast<double>(state_bytes(rank_parameters(m, j, stage), j.zero_stage, j.data, b));
+    const std::int64_t parameters = rank_parameters(m, j, stage);
+    out.states = static_cast<double>(state_bytes(parameters, j.zero_stage, j.shards(), b));
+    out.exchange = exchange_bytes(m, j, parameters);
     const double held = in_flight(j, stage);
     const double rows = static_cast<double>(m.sequence * j.micro_batch);
     const auto h = static_cast<double>(m.hidden);
     out.activations = held * static_cast<double>(m.layers / j.pipeline) * layer_activation_bytes(m, j);
-    out.inputs = stage == 0 ? 0 : held * j.chunks * 2 * rows * h / j.tensor;
+    const int chunks = j.schedule == pipelining::zero_bubble_v ? 2 : j.chunks;
+    // Rank 0's first chunk has no stage before it.
+    const int received = stage == 0 ? chunks - 1 : chunks;
+    out.inputs = held * received * 2 * rows * h / j.tensor;
     if (j.recompute == recomputation::full) {
         job keeping = j;
         keeping.recompute = recomputation::selective;
         out.working += layer_activation_bytes(m, keeping);
     }
-    if (stage == j.pipeline - 1) { out.working += 4 * rows * (h + static_cast<double>(m.vocabulary)) / j.tensor; }
+    if (stage == j.last_rank()) { out.working += 4 * rows * (h + static_cast<double>(m.vocabulary)) / j.tensor; }
     return out;
 }
 
-/// Whether every rank's memory is enough when `margin` of it goes to fragments and libraries.
+/// The rank that holds most.
+struct peak_memory {
+    int stage = 0;
+    rank_memory memory{};
+};
+
+/// Memory of the rank that holds most; of equal ones the first.
+///
+/// Cost  three ranks are looked at: the first, the second, from which on ranks hold less and less, and the last.
+[[nodiscard]] inline peak_memory peak_of(const model_shape& m, const job& j, bytes_per_parameter b = {}) {
+    peak_memory peak{0, memory_of_rank(m, j, 0, b)};
+    for (const int stage : {1, j.pipeline - 1}) {
+        if (stage <= peak.stage || stage >= j.pipeline) { continue; }
+        const rank_memory memory = memory_of_rank(m, j, stage, b);
+        if (memory.total() > peak.memory.total()) { peak = {stage, memory}; }
+    }
+    return peak;
+}
+
+/// What a rank may hold when a share, `margin`, of its memory goes to fragments and libraries.
+[[nodiscard]] constexpr double usable_bytes(const machine& on, double margin = 0.1) noexcept {
+    return (1 - margin) * on.memory_bytes;
+}
+/// Whether every rank's memory is enough.
 [[nodiscard]] inline bool fits(const model_shape& m, const job& j, const machine& on, double margin = 0.1,
                                bytes_per_parameter b = {}) {
-    for (int stage = 0; stage < j.pipeline; ++stage) {
-        if (memory_of_rank(m, j, stage, b).total() > (1 - margin) * on.memory_bytes) { return false; }
-    }
-    return true;
+    return peak_of(m, j, b).memory.total() <= usable_bytes(on, margin);
 }
 
 }  // namespace tutti::plan

@@ -32,7 +32,10 @@ enum class recomputation : std::uint8_t {
 };
 enum class pipelining : std::uint8_t { gpipe, one_forward_one_backward, interleaved, zero_bubble, zero_bubble_v };
 
-/// How a model is trained. Ranks: tensor * pipeline * data.
+/// How a model is trained. Ranks: tensor * pipeline * data; data ranks are `replicas` groups, inside which ZeRO shards.
+///
+/// What groups do with each other is this library's: strategy::data_parallel (stage 0), zero<stage>, over node_shards
+/// (`replicas`, tau 0), and local_update over any of them (tau > 0), at once (local_sgd, slow_mo) or `delayed` (co2).
 struct job {
     int tensor = 1;
     int pipeline = 1;
@@ -43,35 +46,65 @@ struct job {
     bool sequence_parallel = false;
     recomputation recompute = recomputation::none;
     std::int64_t micro_batch = 1;    ///< sequences
-    std::int64_t micro_batches = 1;  ///< of a replica, a step
+    std::int64_t micro_batches = 1;  ///< of a data rank, a step
+    int replicas = 1;                ///< groups of data ranks, each with all of the states
+    int tau = 0;                     ///< steps of a round, at whose end replicas meet; 0: they do in every step
+    bool delayed = false;            ///< what they agree on is adopted a round later
+    double compression = 1;          ///< bytes of gradients, or of what replicas meet with, over bytes sent
 
+    /// Data ranks that share states.
+    [[nodiscard]] constexpr int shards() const noexcept { return data / replicas; }
     [[nodiscard]] constexpr std::int64_t ranks() const noexcept { return std::int64_t{1} * tensor * pipeline * data; }
+    /// The pipeline's rank that has the last stage, and so the head.
+    [[nodiscard]] constexpr int last_rank() const noexcept {
+        return schedule == pipelining::zero_bubble_v ? 0 : pipeline - 1;
+    }
     [[nodiscard]] constexpr std::int64_t sequences() const noexcept { return micro_batch * micro_batches * data; }
 };
 
+namespace detail {
+template <class Why> constexpr void expect(bool holds, Why why) {
+    if (!holds) { throw usage_error("plan: " + why()); }
+}
+}  // namespace detail
+
 /// Errors  usage_error naming what does not fit: sizes that are not positive or do not divide.
 inline void validate(const model_shape& m, const job& j) {
-    const auto expect = [](bool holds, const std::string& why) {
-        if (!holds) { throw usage_error("plan: " + why); }
-    };
+    using detail::expect;
     expect(m.layers > 0 && m.hidden > 0 && m.heads > 0 && m.vocabulary > 0 && m.sequence > 0,
-           "every size of a model is positive");
-    expect(j.tensor > 0 && j.pipeline > 0 && j.data > 0 && j.chunks > 0 && j.micro_batch > 0 && j.micro_batches > 0,
-           "every size of a job is positive");
-    expect(j.zero_stage >= 0 && j.zero_stage <= 3, formatted("ZeRO stage {} of 0 to 3", j.zero_stage));
-    expect(m.hidden % m.heads == 0, formatted("hidden {} does not divide over {} heads", m.hidden, m.heads));
-    expect(m.heads % j.tensor == 0, formatted("{} heads do not divide over {} ranks", m.heads, j.tensor));
-    expect(m.vocabulary % j.tensor == 0, formatted("{} words do not divide over {} ranks", m.vocabulary, j.tensor));
-    expect(m.layers % (j.pipeline * j.chunks) == 0,
-           formatted("{} layers do not divide over {} stages of {} chunks", m.layers, j.pipeline, j.chunks));
+           [] { return std::string("every size of a model is positive"); });
+    expect(j.tensor > 0 && j.pipeline > 0 && j.data > 0 && j.chunks > 0 && j.micro_batch > 0 && j.micro_batches > 0 &&
+               j.replicas > 0 && j.tau >= 0,
+           [] { return std::string("every size of a job is positive"); });
+    expect(j.zero_stage >= 0 && j.zero_stage <= 3, [&] { return formatted("ZeRO stage {} of 0 to 3", j.zero_stage); });
+    expect(m.hidden % m.heads == 0,
+           [&] { return formatted("hidden {} does not divide over {} heads", m.hidden, m.heads); });
+    expect(m.heads % j.tensor == 0,
+           [&] { return formatted("{} heads do not divide over {} ranks", m.heads, j.tensor); });
+    expect(m.vocabulary % j.tensor == 0,
+           [&] { return formatted("{} words do not divide over {} ranks", m.vocabulary, j.tensor); });
+    const int chunks = j.schedule == pipelining::zero_bubble_v ? 2 : j.chunks;
+    expect(m.layers % (j.pipeline * chunks) == 0, [&] {
+        return formatted("{} layers do not divide over {} stages of {} chunks", m.layers, j.pipeline, chunks);
+    });
     expect((j.chunks > 1) == (j.schedule == pipelining::interleaved),
-           formatted("{} chunks a rank under this schedule", j.chunks));
+           [&] { return formatted("{} chunks a rank under this schedule", j.chunks); });
     expect(j.schedule != pipelining::interleaved || j.micro_batches % j.pipeline == 0,
-           formatted("{} micro-batches are not a multiple of {} ranks", j.micro_batches, j.pipeline));
+           [&] { return formatted("{} micro-batches are not a multiple of {} ranks", j.micro_batches, j.pipeline); });
+    expect(j.data % j.replicas == 0,
+           [&] { return formatted("{} data ranks do not divide over {} replicas", j.data, j.replicas); });
+    expect(j.replicas == 1 || j.tau > 0 || j.zero_stage > 0,
+           [] { return std::string("replicas that average gradients share nothing without ZeRO"); });
+    expect(j.tau == 0 || j.replicas > 1, [] { return std::string("rounds need replicas"); });
+    expect(j.tau > 0 || !j.delayed, [] { return std::string("what is not a round is not delayed"); });
+    expect(j.compression >= 1, [&] { return formatted("compression {}; at least 1", j.compression); });
+    expect(j.compression == 1 || j.replicas == 1 || j.tau > 0,
+           [] { return std::string("node_shards sends gradients as they are"); });
 }
 
 /// Parameters of a rank of a stage: weights and their biases cut by tensor ranks; norms, biases of whole rows and
-/// positions on each; the last stage has its own table and positions where it is not the first.
+/// positions on each; the last stage has its own table and positions where its rank is not that of the first.
+/// Schedules of several chunks a rank: `stage` is the rank. Under zero_bubble_v rank 0 has the first and the last chunk.
 [[nodiscard]] inline std::int64_t rank_parameters(const model_shape& m, const job& j, int stage) {
     validate(m, j);
     if (stage < 0 || stage >= j.pipeline) { throw usage_error(formatted("plan: stage {} of {}", stage, j.pipeline)); }
@@ -79,7 +112,7 @@ inline void validate(const model_shape& m, const job& j) {
     const std::int64_t t = j.tensor;
     const std::int64_t layer = 12 * h * h / t + 7 * h / t + 6 * h;
     std::int64_t count = m.layers / j.pipeline * layer;
-    const bool last = stage == j.pipeline - 1;
+    const bool last = stage == j.last_rank();
     if (stage == 0 || last) { count += m.vocabulary / t * h + m.sequence * h; }
     return count + (last ? 2 * h : 0);
 }

@@ -2,6 +2,8 @@
 // Apart from tutti.hpp, whose users need not wait for it to compile. No source: it only re-exports.
 #pragma once
 
+#include <tutti/plan/calibrate.hpp>
+#include <tutti/plan/exchange.hpp>
 #include <tutti/plan/machine.hpp>
 #include <tutti/plan/memory.hpp>
 #include <tutti/plan/model.hpp>

@@ -1,0 +1,156 @@
+// calibrate: a machine's efficiencies from what was measured on it: steps, or products and collectives one by one.
+// Needs plan/time. The caller measures; nothing is run here.
+#pragma once
+
+#include <algorithm>  // min, max
+#include <array>      // efficiencies
+#include <cmath>      // isfinite
+#include <cstddef>    // size_t
+#include <span>       // measurements
+
+#include <tutti/comm/cost.hpp>   // time_of
+#include <tutti/core/error.hpp>  // usage_error
+#include <tutti/core/text.hpp>   // formatted
+#include <tutti/plan/time.hpp>   // time_of_step
+
+namespace tutti::plan {
+
+/// One measured step.
+struct measured_step {
+    model_shape model;
+    job how;
+    double seconds = 0;
+    bool kept_scores = false;
+};
+
+/// The machine with the efficiencies, in whole percent, that predict `steps` with the least sum of squared relative
+/// errors.
+///
+/// Determinism  a grid of 5 % over all three, then of 1 % around the best of it, until that is the best of its own
+///              surroundings; of equal ones the smallest.
+/// Cost         some ten thousand evaluations of a step for each.
+/// Errors       usage_error without steps, or with one that took no time.
+[[nodiscard]] inline machine calibrated(machine on, std::span<const measured_step> steps) {
+    if (steps.empty()) { throw usage_error("plan: nothing measured to calibrate with"); }
+    for (const measured_step& s : steps) {
+        if (!(s.seconds > 0) || !std::isfinite(s.seconds)) {
+            throw usage_error(formatted("plan: a step of {} s", s.seconds));
+        }
+    }
+    using percents = std::array<int, 3>;  // of products, memory, links
+    double least = -1;
+    percents best{};
+    const auto efficient = [&on](const percents& e) {
+        machine trial = on;
+        trial.product_efficiency = e[0] / 100.0;
+        trial.memory_efficiency = e[1] / 100.0;
+        trial.link_efficiency = e[2] / 100.0;
+        return trial;
+    };
+    const auto look = [&](int step, const percents& from, const percents& to) {
+        for (int p = from[0]; p <= to[0]; p += step) {
+            for (int b = from[1]; b <= to[1]; b += step) {
+                for (int l = from[2]; l <= to[2]; l += step) {
+                    const machine trial = efficient({p, b, l});
+                    double sum = 0;
+                    for (const measured_step& s : steps) {
+                        const double error = time_of_step(s.model, s.how, trial, s.kept_scores).total() / s.seconds - 1;
+                        sum += error * error;
+                    }
+                    if (least < 0 || sum < least) {
+                        least = sum;
+                        best = {p, b, l};
+                    }
+                }
+            }
+        }
+    };
+    look(5, {5, 5, 5}, {100, 100, 100});
+    for (percents before{}; before != best;) {
+        before = best;
+        percents low{};
+        percents high{};
+        for (std::size_t i = 0; i < 3; ++i) {
+            low[i] = std::max(1, best[i] - 5);
+            high[i] = std::min(100, best[i] + 5);
+        }
+        look(1, low, high);
+    }
+    return efficient(best);
+}
+
+/// One measured product of an m x k and a k x n matrix of 16 bits.
+struct measured_product {
+    double m = 0, n = 0, k = 0;
+    double seconds = 0;
+};
+/// One measured collective over `ranks`, one every `stride`; `bytes` as comm::message_bytes counts them.
+struct measured_collective {
+    comm::collective kind = comm::collective::all_reduce;
+    int ranks = 2;
+    int stride = 1;
+    double bytes = 0;
+    double seconds = 0;
+};
+
+/// The machine whose `launch_seconds` and `product_efficiency` predict the products with the least sum of squared relative
+/// errors, neither below 0.
+/// Errors  usage_error without two products that differ in FLOPs, or with one that took no time.
+[[nodiscard]] inline machine calibrated(machine on, std::span<const measured_product> products) {
+    // Relative errors of a + b w: sums of 1/s, w/s and their squares, as a system of two equations.
+    double aa = 0, ab = 0, bb = 0, a1 = 0, b1 = 0, largest = 0, smallest = 0;
+    for (const measured_product& p : products) {
+        const double work = 2 * p.k * (p.m * p.n + on.wave / 2);
+        if (!(p.seconds > 0) || !std::isfinite(p.seconds) || !(work > 0) || !std::isfinite(work)) {
+            throw usage_error(formatted("plan: a product worth {} FLOPs in {} s", work, p.seconds));
+        }
+        const double at = work / on.flops;
+        aa += 1 / (p.seconds * p.seconds);
+        ab += at / (p.seconds * p.seconds);
+        bb += at * at / (p.seconds * p.seconds);
+        a1 += 1 / p.seconds;
+        b1 += at / p.seconds;
+        largest = std::max(largest, work);
+        smallest = smallest == 0 ? work : std::min(smallest, work);
+    }
+    if (!(largest > smallest)) { throw usage_error("plan: products of one size do not tell a launch from the work"); }
+    double launch = (a1 * bb - b1 * ab) / (aa * bb - ab * ab);
+    double slope = (b1 - launch * ab) / bb;
+    if (launch < 0) {
+        launch = 0;
+        slope = b1 / bb;
+    }
+    if (!(slope > 0)) { throw usage_error("plan: larger products that take no longer tell nothing of the work"); }
+    on.launch_seconds = launch;
+    on.product_efficiency = 1 / slope;
+    return on;
+}
+
+/// The machine with the link efficiency, in whole percent, that predicts the collectives with the least sum of squared
+/// relative errors.
+/// Errors  usage_error without collectives, or with one that took no time.
+[[nodiscard]] inline machine calibrated(machine on, std::span<const measured_collective> collectives) {
+    if (collectives.empty()) { throw usage_error("plan: no collective was measured"); }
+    double least = -1;
+    double best = 0;
+    for (int percent = 1; percent <= 100; ++percent) {
+        on.link_efficiency = percent / 100.0;
+        double sum = 0;
+        for (const measured_collective& c : collectives) {
+            if (!(c.seconds > 0) || !std::isfinite(c.seconds) || c.ranks < 2 || c.stride < 1) {
+                throw usage_error(formatted("plan: a collective of {} ranks in {} s", c.ranks, c.seconds));
+            }
+            const double error =
+                comm::time_of(c.kind, c.bytes, on.group_of(c.ranks, c.stride)).seconds() / c.seconds - 1;
+            sum += error * error;
+        }
+        if (least < 0 || sum < least) {
+            least = sum;
+            best = on.link_efficiency;
+        }
+    }
+    on.link_efficiency = best;
+    return on;
+}
+
+}  // namespace tutti::plan
