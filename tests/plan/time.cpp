@@ -245,6 +245,7 @@ TEST_CASE("data ranks: what is sent, and what of it computing does not hide, by 
         x.inside = {0, 450e9};  // no latency: bytes alone
         x.between = {0, 50e9};
         x.link_efficiency = 1;
+        x.interference = 0;
         return x;
     }();
     constexpr std::int64_t p = 96'000'000;
@@ -317,6 +318,13 @@ TEST_CASE("data ranks: what is sent, and what of it computing does not hide, by 
         CHECK(t.updates - 30.0 * p / memory == doctest::Approx(expected.encode + expected.decode).epsilon(0.002));
         CHECK(t.sent == doctest::Approx(expected.wire).epsilon(0.04));
         CHECK(t.sent < expected.wire);
+    }
+    SUBCASE("what is not waited for costs computing a part of its time") {
+        machine busy = on;
+        busy.interference = 0.25;
+        j = {.data = 8, .micro_batches = 4};
+        CHECK(time_of_exchange(m, j, busy, p, endless).exposed == close(all / 12 + 0.25 * all * 11 / 12));
+        CHECK(time_of_exchange(m, j, busy, p, none).exposed == close(all));
     }
     SUBCASE("what one rank does") {
         j = {};

@@ -3,7 +3,8 @@
 // Korthikanti et al. 2022, arXiv:2205.05198, section 4.
 #pragma once
 
-#include <cstdint>  // counts
+#include <algorithm>  // max
+#include <cstdint>    // counts
 
 #include <tutti/comm/cost.hpp>      // time_of
 #include <tutti/core/error.hpp>     // usage_error
@@ -20,7 +21,7 @@ struct step_time {
     double tensor = 0;    ///< collectives inside layers
     double bubble = 0;    ///< waiting of the pipeline
     double messages = 0;  ///< waiting for what stages send each other
-    double data = 0;      ///< waiting for gradients and weights over data ranks
+    double data = 0;      ///< waiting for gradients and weights over data ranks, and their cost beside computing
     double updates = 0;   ///< the optimizer, and what strategies compute
     double hidden = 0;    ///< communication of data ranks beside computing: not part of the total
     [[nodiscard]] constexpr double total() const noexcept {
@@ -131,7 +132,7 @@ struct rank_work {
     const rank_passes passes{w.forward * micro_batch, (1 - w.forward) * micro_batch, out.total()};
     const exchange_time data = time_of_exchange(m, j, on, parameters, passes);
     out.data = data.exposed;
-    out.hidden = data.sent - data.exposed;
+    out.hidden = std::max(0.0, data.sent - data.exposed);
     out.updates = data.updates;
     return out;
 }
