@@ -8,11 +8,15 @@
 #include <cstdint>    // counts
 #include <random>     // machines
 #include <set>        // jobs
+#include <span>       // plans
+#include <string>     // texts
 #include <tuple>      // jobs
 #include <vector>     // jobs
 
 #include <tutti/plan/catalog.hpp>  // names
+#include <tutti/plan/explain.hpp>  // under test
 #include <tutti/plan/memory.hpp>   // fits
+#include <tutti/plan/render.hpp>   // under test
 #include <tutti/plan/search.hpp>   // under test
 
 using namespace tutti;
@@ -255,6 +259,87 @@ TEST_CASE(
     CHECK(one_node.tensor == 1);
     CHECK(one_node.pipeline == 1);
     CHECK(one_node.zero_stage == 1);
+}
+
+TEST_CASE("alternatives: one dimension each, none of them better, with the reason") {
+    std::mt19937_64 random(11);
+    int looked = 0;
+    int too_large = 0;
+    int slower = 0;
+    int refused = 0;
+    for (int round = 0; round < 30; ++round) {
+        const machine on = some_machine(random);
+        const search_space space = everything(std::vector{4, 8, 24}[static_cast<std::size_t>(round) % 3], 48);
+        const search_result found = search(small, on, space, 1);
+        if (found.best.empty()) { continue; }
+        const planned& best = found.best[0];
+        for (const alternative& a : alternatives(small, on, space, best)) {
+            ++looked;
+            CAPTURE(a.dimension);
+            CAPTURE(a.value);
+            CAPTURE(a.verdict);
+            CHECK_FALSE(a.verdict.empty());
+            if (!a.possible) {
+                ++refused;
+                continue;
+            }
+            const job& b = best.how;
+            const job& j = a.job.how;
+            CHECK(j.ranks() == b.ranks());
+            CHECK(j.sequences() == b.sequences());
+            const bool layout = j.tensor != b.tensor || j.pipeline != b.pipeline;
+            CHECK((layout ? 1 : 0) + (j.micro_batch != b.micro_batch ? 1 : 0) + (j.zero_stage != b.zero_stage ? 1 : 0) +
+                      (j.recompute != b.recompute ? 1 : 0) + (j.compression != b.compression ? 1 : 0) +
+                      (a.dimension == "sequence parallel" || a.dimension == "replicas" || a.dimension == "schedule"
+                           ? 1
+                           : 0) ==
+                  1);
+            if (!fits(small, j, on)) {
+                ++too_large;
+                CHECK(a.verdict.starts_with("does not fit: "));
+            } else {
+                CHECK(precedes(best, a.job));
+                slower += a.job.seconds() > best.seconds() ? 1 : 0;
+                CHECK((a.job.seconds() > best.seconds()) == (a.verdict.find("% time: ") != std::string::npos));
+            }
+        }
+    }
+    CHECK(looked > 300);
+    CHECK(too_large > 20);
+    CHECK(slower > 100);
+    CHECK(refused > 5);
+}
+
+TEST_CASE("a choice is explained in words and numbers") {
+    const model_shape m = model_named("gpt-1t");
+    const search_space space{.ranks = 3072, .sequences = 3072};
+    const std::vector<planned> best = search(m, frontier, space, 3).best;
+    const std::string table = text_of(m, frontier, best);
+    CHECK(table.starts_with("tp "));
+    CHECK(std::count(table.begin(), table.end(), '\n') == 4);
+    CHECK(table.find("8+sp") != std::string::npos);
+    CHECK(table.find("zero<1>") != std::string::npos);
+    const std::string why = text_of(alternatives(m, frontier, space, best[0]), space);
+    CHECK(why.find("does not fit: ") != std::string::npos);
+    CHECK(why.find("tensor             16 ") != std::string::npos);
+    CHECK(why.find("% time: tensor collectives +") != std::string::npos);
+    CHECK(why.find("compression is not searched: it changes gradients\n") != std::string::npos);
+    CHECK(why.find("rounds of local steps are not searched: they change training\n") != std::string::npos);
+    const std::string svg = svg_of(frontier, best, "a < b & c");
+    CHECK(svg.starts_with("<svg "));
+    CHECK(svg.ends_with("</svg>\n"));
+    CHECK(svg.find("a &lt; b &amp; c") != std::string::npos);
+    CHECK(svg.find("zero&lt;1&gt;") != std::string::npos);
+    CHECK(svg.find("57.6 GiB may be used") != std::string::npos);
+    CHECK(strategy_of({}) == "-");
+    CHECK(strategy_of({.data = 8}) == "data_parallel");
+    CHECK(strategy_of({.data = 8, .zero_stage = 3, .replicas = 2}) == "zero<3>, node_shards of 4");
+    CHECK(strategy_of({.data = 8, .replicas = 8, .tau = 4}) == "slow_mo of 4 steps over local");
+    CHECK(strategy_of({.data = 8, .zero_stage = 2, .replicas = 2, .tau = 4, .delayed = true, .compression = 8}) ==
+          "co2 of 4 steps over zero<2>, compressed 8 times");
+    const utilization u = utilization_of(m, frontier, best[0]);
+    CHECK(u.model == doctest::Approx(model_flops(m, best[0].how) / best[0].seconds() / (3072 * 191.5e12)));
+    CHECK(u.hardware > u.model);
 }
 
 TEST_CASE("a space that makes no sense, or in which nothing divides, is refused") {
