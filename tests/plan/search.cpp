@@ -171,8 +171,8 @@ TEST_CASE("the search has what trying everything has, in the same order, and tri
             CHECK(found.best[i].seconds() == all[i].seconds());
             CHECK(found.best[i].peak.memory.total() == all[i].peak.memory.total());
         }
-        fitting += all.size() > 7 ? 1 : 0;
-        nothing += all.empty() ? 1 : 0;
+        fitting += all.size() > 7 ? 1U : 0U;
+        nothing += all.empty() ? 1U : 0U;
         if (all.empty()) { CHECK(found.lightest.peak.memory.total() == lightest); }
     }
     CHECK(fitting >= 10);
