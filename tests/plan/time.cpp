@@ -335,6 +335,44 @@ TEST_CASE("data ranks: what is sent, and what of it computing does not hide, by 
     }
 }
 
+TEST_CASE("what this project has measured: rounds over sockets, from steps alone and with gradients averaged") {
+    // bench/results/transformer_gpus_rounds.json: GPT-2 124M on two H200, 32 sequences each, milliseconds a step.
+    const struct { double data_parallel, slow_mo, co2; } networks[] = {{145.3, 72.2, 57.6}, {70.6, 58.5, 56.5}};
+    constexpr double alone = 55.0;
+    const model_shape m{12, 768, 12, 50304, 1024};
+    for (const auto& n : networks) {
+        machine on = hgx_h200;
+        on.ranks_per_node = 1;
+        const auto milliseconds = [&](const job& j) { return 1e3 * time_of_step(m, j, on).total(); };
+        // A step alone says how fast products are, one of data parallelism how fast the network is.
+        const auto fit = [&](double& figure, double low, double high, const job& j, double measured) {
+            for (int i = 0; i < 60; ++i) {
+                figure = (low + high) / 2;
+                (milliseconds(j) > measured ? low : high) = figure;
+            }
+            CHECK(milliseconds(j) == doctest::Approx(measured).epsilon(1e-6));
+        };
+        job j{.recompute = recomputation::selective, .micro_batch = 32};
+        fit(on.product_efficiency, 0.1, 1, j, alone);
+        j.data = 2;
+        fit(on.between.bytes_per_second, 1e8, 1e11, j, n.data_parallel);
+        j.replicas = 2;
+        j.tau = 12;
+        CHECK(std::fabs(milliseconds(j) / n.slow_mo - 1) <= 0.06);
+        j.delayed = true;
+        CHECK(std::fabs(milliseconds(j) / n.co2 - 1) <= 0.02);
+        on.interference = 0;
+        CHECK(milliseconds(j) < alone * 1.01);
+    }
+}
+
+TEST_CASE("an H100 node: llm.c's GPT-2 1558M, whose efficiencies are not calibrated on it") {
+    // scripts/run_gpt2_1558M.sh of llm.c: 1,048,576 tokens on eight H100 in 2.8 s, shared optimizer states.
+    const job j{
+        .data = 8, .zero_stage = 1, .recompute = recomputation::selective, .micro_batch = 16, .micro_batches = 8};
+    CHECK(std::fabs(time_of_step({48, 1600, 25, 50304, 1024}, j, hgx_h100).total() / 2.8 - 1) <= 0.05);
+}
+
 TEST_CASE("products, collectives and steps that were measured give back the machine they come from") {
     machine truth = hgx_h100;
     truth.product_efficiency = 0.613;

@@ -50,10 +50,10 @@ struct rank_work {
     const double passes = j.recompute == recomputation::full ? 4 : 3;  // forwards that forward and backward are worth
     const double forwards = passes - 2;
     const double of_scores = passes + (j.recompute == recomputation::selective ? 1 : 0);
-    // Whole rows pass through memory 12 times in norms, dropout and residual sums, cut ones 24 times hidden, scores 8
-    // times.
-    const double row_bytes = rows * h * 2 * (12 / (j.sequence_parallel ? t : 1) + 24 / t);
-    const double score_bytes = kept_scores ? rows * s * static_cast<double>(m.heads) * 2 * 8 / t : 0;
+    // Whole rows pass through memory 8 times in norms, dropout and residual sums, cut ones 14 times hidden in biases,
+    // activation functions and what attention reads and writes, scores 5 times.
+    const double row_bytes = rows * h * 2 * (8 / (j.sequence_parallel ? t : 1) + 14 / t);
+    const double score_bytes = kept_scores ? rows * s * static_cast<double>(m.heads) * 2 * 5 / t : 0;
     rank_work w;
     // Half a wave for each of four products, whose inner sizes are these in forward, and in both of backward.
     const double inner = forwards * (2 * h + 5 * h / t) + 2 * h + 7 * h / t + 4 * rows;
