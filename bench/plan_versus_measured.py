@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 
 from transformer_gpus import finish, start  # beside this file
 from transformer_peers import Failure, find_programs, random_tokens, spoken, write_report
@@ -108,8 +109,13 @@ def measured(o, folder):
             points = json.load(file)
     else:
         points = points_of(o)
+        random.Random(o.seed).shuffle(points)  # so that those within --budget are of all kinds
     rows = []
+    begin = time.monotonic()
     for point in points:
+        if time.monotonic() - begin > o.budget:
+            print(f"{len(points) - len(rows)} of {len(points)} points left out: --budget {o.budget:.0f} is used up")
+            break
         seconds, command = run_point(o, folder, point)
         rows.append({"point": point, "seconds": seconds, "command": command})
         print(f"{json.dumps(point)}: {'out of memory' if seconds is None else f'{1e3 * seconds:.1f} ms'}", flush=True)
@@ -186,10 +192,10 @@ def print_table(rows, summary, machine):
     for row in rows:
         p = row["point"]
         micro = f"{p['micro_batches']} x {p['micro_batch']}"
-        time = "memory" if row["seconds"] is None else f"{1e3 * row['seconds']:.1f}"
+        took = "memory" if row["seconds"] is None else f"{1e3 * row['seconds']:.1f}"
         error = "" if row["seconds"] is None else f"{100 * row['error']:+.1f} %"
         print(f"{p['tp']:>3} {p['pp']:>3} {p['dp']:>3} {micro:>9} {p.get('schedule', '1f1b'):>13}"
-              f" {p.get('zero_stage', 0):>4} {time:>9} {1e3 * row['predicted_seconds']:>9.1f} {error:>8}"
+              f" {p.get('zero_stage', 0):>4} {took:>9} {1e3 * row['predicted_seconds']:>9.1f} {error:>8}"
               f" {row['predicted_gib']:>6.1f}{'' if row.get('calibrates', True) else '  held out'}"
               f"{'' if row['predicted_to_fit'] else '  said not to fit'}")
     print("\n" + ", ".join(f"{key} {machine[key]:.2f}" for key in
@@ -216,6 +222,7 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="of their choice")
     parser.add_argument("--steps", type=int, default=6, help="timed steps of a point")
     parser.add_argument("--warmup", type=int, default=3, help="steps before them")
+    parser.add_argument("--budget", type=float, default=3600, help="seconds after which no further point is run")
     parser.add_argument("--limit", type=int, default=300, help="seconds of one run")
     parser.add_argument("-J", "--json", metavar="PATH", help="write the report here")
     o = parser.parse_args()
