@@ -249,6 +249,12 @@ TEST_CASE("a thousand billion parameters on 3072 dies of Frontier: tensors in a 
         CHECK(p.how.zero_stage == 1);
         CHECK(p.peak.memory.total() <= 0.9 * frontier.memory_bytes);
     }
+    // The same every time, to the last bit.
+    const search_result again = search(m, frontier, {.ranks = 3072, .sequences = 3072});
+    for (std::size_t i = 0; i < 5; ++i) {
+        CHECK(key_of(again.best[i].how) == key_of(found.best[i].how));
+        CHECK(again.best[i].seconds() == found.best[i].seconds());
+    }
     // 14 TB of states do not fit into few of them, whatever one does.
     const search_result few = search(m, frontier, {.ranks = 64, .sequences = 64});
     CHECK(few.best.empty());

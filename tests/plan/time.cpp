@@ -150,6 +150,43 @@ TEST_CASE("22 billion parameters on 16 dies: pipelines before tensors, which do 
     CHECK(speed(2, 8) > speed(8, 2));
 }
 
+TEST_CASE("Frontier: replicas scale, wide tensors and deep pipelines cost, micro-batches pay") {
+    // Dash et al. 2023, arXiv:2312.12705: 100 % weak scaling to 1024 dies (175 billion parameters) and 3072 (1000).
+    const model_shape gpt_175b{96, 12288, 96, 50688, 2048};
+    const model_shape gpt_1t{128, 25600, 128, 50688, 2048};
+    const auto with = [](int t, int p, int d, std::int64_t count) {
+        return job{.tensor = t,
+                   .pipeline = p,
+                   .data = d,
+                   .zero_stage = 1,
+                   .recompute = recomputation::full,
+                   .micro_batches = count};
+    };
+    const auto seconds = [](const model_shape& m, const job& j) { return time_of_step(m, j, frontier).total(); };
+    const auto speed = [&](const model_shape& m, const job& j) {  // by die
+        return static_cast<double>(j.sequences()) / seconds(m, j) / static_cast<double>(j.ranks());
+    };
+    CHECK(seconds(gpt_175b, with(4, 16, 2, 640)) / seconds(gpt_175b, with(4, 16, 16, 640)) > 0.985);
+    CHECK(seconds(gpt_1t, with(8, 64, 2, 1600)) / seconds(gpt_1t, with(8, 64, 6, 1600)) > 0.985);
+    // The same batch on more dies: less than that.
+    const double strong = speed(gpt_1t, with(8, 64, 6, 1600)) / speed(gpt_1t, with(8, 64, 2, 4800));
+    CHECK(strong < 0.985);
+    CHECK(strong > 0.85);
+    // Wider tensors lower the speed, across nodes most of all.
+    CHECK(speed(gpt_175b, with(4, 16, 2, 320)) > speed(gpt_175b, with(8, 16, 1, 640)));
+    CHECK(speed(gpt_175b, with(8, 16, 1, 640)) > 1.3 * speed(gpt_175b, with(16, 8, 1, 640)));
+    // More micro-batches raise it, more stages with as many lower it, and in proportion they keep it, but for heads.
+    CHECK(speed(gpt_175b, with(8, 16, 1, 128)) > speed(gpt_175b, with(8, 16, 1, 32)));
+    CHECK(speed(gpt_175b, with(8, 16, 1, 128)) > speed(gpt_175b, with(8, 32, 1, 128)));
+    CHECK(speed(gpt_175b, with(8, 32, 1, 256)) / speed(gpt_175b, with(8, 16, 1, 128)) > 0.95);
+    // TP 8, PP 12 and 12 sequences: half of it is bubble.
+    const step_time few = time_of_step(gpt_175b, with(8, 12, 1, 12), frontier);
+    CHECK(few.bubble / (few.total() - few.data - few.updates) == doctest::Approx(0.477).epsilon(0.03));
+    CHECK(speed(gpt_175b, with(8, 12, 1, 12)) < 0.56 * speed(gpt_175b, with(8, 12, 1, 640)));
+    // A thousand billion parameters as TP 4, PP 128 and as TP 8, PP 64: bubbles take what tensors save.
+    CHECK(std::fabs(speed(gpt_1t, with(4, 128, 2, 512)) / speed(gpt_1t, with(8, 64, 2, 512)) - 1) < 0.05);
+}
+
 TEST_CASE("bubbles: (p - 1)/(m + p - 1) of the pipeline's time, a v-th interleaved, less where backward is split") {
     const model_shape m{96, 1024, 16, 16, 128};
     for (const int p : {1, 2, 8, 48}) {
@@ -174,6 +211,7 @@ TEST_CASE("bubbles: (p - 1)/(m + p - 1) of the pipeline's time, a v-th interleav
         }
     }
     CHECK((8 - 1.0) / (64 + 8 - 1) == doctest::Approx(0.099).epsilon(0.01));
+    CHECK((48 - 1.0) / (64 + 48 - 1) == doctest::Approx(0.423).epsilon(0.01));
 }
 
 TEST_CASE("bubbles and messages that are waited for are those of this library's schedules, replayed") {
