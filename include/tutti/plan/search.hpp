@@ -4,12 +4,10 @@
 #pragma once
 
 #include <algorithm>  // sort, find
-#include <compare>    // order of jobs
 #include <cstddef>    // size_t
 #include <cstdint>    // counts
 #include <numeric>    // gcd
 #include <tuple>      // order of jobs
-#include <utility>    // move
 #include <vector>     // lists
 
 #include <tutti/core/error.hpp>    // usage_error
