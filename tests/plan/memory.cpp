@@ -135,6 +135,57 @@ TEST_CASE("activations as published, in GiB and in percent of keeping all") {
     }
 }
 
+TEST_CASE("what strategies hold beside states") {
+    const model_shape m{8, 512, 8, 4096, 256};
+    constexpr std::int64_t p = 1'000'000;
+    const auto bytes = [&](const job& j) { return exchange_bytes(m, j, p); };
+    constexpr double bucket = 16 << 20;
+    CHECK(bytes({}) == 0);
+    CHECK(bytes({.data = 8}) == 0);
+    CHECK(bytes({.data = 8, .zero_stage = 1}) == 2.0 * p / 8);
+    CHECK(bytes({.data = 8, .zero_stage = 2}) == 2 * bucket);
+    CHECK(bytes({.data = 8, .zero_stage = 3}) == 4 * bucket);
+    // A shard of a replica's two ranks; copies of masters for rounds.
+    CHECK(bytes({.data = 8, .zero_stage = 1, .replicas = 4}) == 2.0 * p / 2);
+    CHECK(bytes({.data = 8, .replicas = 8, .tau = 4}) == 12.0 * p);
+    CHECK(bytes({.data = 8, .zero_stage = 1, .replicas = 4, .tau = 4, .delayed = true}) == 14.0 * p / 2);
+    CHECK(bytes({.data = 8, .compression = 4}) == 4.0 * p);
+    CHECK(bytes({.data = 8, .zero_stage = 1, .compression = 4}) == 2.0 * p / 8 + 4.0 * p);
+    CHECK(bytes({.data = 8, .zero_stage = 1, .replicas = 4, .tau = 4, .compression = 4}) == 18.0 * p / 2);
+    // The table of words is larger than a bucket.
+    const model_shape wide{8, 4096, 8, 51200, 256};
+    CHECK(exchange_bytes(wide, {.tensor = 2, .data = 8, .zero_stage = 3}, p) == 4 * 51200.0 * 4096 / 2 * 2);
+    // States of a replica are shared inside it.
+    const job nodes{.data = 8, .zero_stage = 3, .replicas = 2};
+    CHECK(memory_of_rank(m, nodes, 0).states == 16.0 * static_cast<double>((m.parameters() + 3) / 4));
+}
+
+TEST_CASE("a V: the first rank has the first and the last stage, and all hold as much of them") {
+    const model_shape m{8, 512, 8, 4096, 256};
+    job j{.pipeline = 4, .schedule = pipelining::zero_bubble_v, .micro_batches = 8};
+    const std::int64_t layers = 2 * (12 * 512 * 512 + 13 * 512);
+    CHECK(rank_parameters(m, j, 0) == layers + (4096 + 256) * 512 + 2 * 512);
+    for (int rank = 1; rank < 4; ++rank) { CHECK(rank_parameters(m, j, rank) == layers); }
+    std::int64_t all = 0;
+    for (int rank = 0; rank < 4; ++rank) { all += rank_parameters(m, j, rank); }
+    CHECK(all == m.parameters());
+    const double rows = 256;
+    CHECK(memory_of_rank(m, j, 0).working == 4 * rows * (512 + 4096));
+    CHECK(memory_of_rank(m, j, 3).working == 0);
+    CHECK(memory_of_rank(m, j, 0).inputs == 4 * 2 * rows * 512);  // of the second chunk alone
+    CHECK(memory_of_rank(m, j, 3).inputs == 4 * 2 * 2 * rows * 512);
+    j.schedule = pipelining::one_forward_one_backward;
+    CHECK(memory_of_rank(m, j, 3).working == 4 * rows * (512 + 4096));
+    CHECK(memory_of_rank(m, j, 3).inputs == 2 * rows * 512);
+    CHECK(peak_of(m, j).stage == 0);
+    // Keeping nothing else, the last rank has most: logits.
+    j = {.pipeline = 4, .recompute = recomputation::full, .micro_batches = 8};
+    CHECK(peak_of({8, 512, 8, 65536, 256}, j).stage == 3);
+    // Of few words, it is the second, which keeps inputs too: 3 (4 + 2) of rows x hidden against 4 x 4.
+    j.micro_batch = 512;
+    CHECK(peak_of({8, 512, 8, 64, 256}, j).stage == 1);
+}
+
 TEST_CASE("what fits a machine and what does not") {
     const model_shape gpt_22b{48, 6144, 48, 50688, 2048};
     job j{
@@ -163,4 +214,18 @@ TEST_CASE("what does not fit together is refused with the numbers") {
     CHECK_THROWS_WITH_AS(of({.pipeline = 2, .chunks = 2, .schedule = pipelining::interleaved, .micro_batches = 3}),
                          "plan: 3 micro-batches are not a multiple of 2 ranks", usage_error);
     CHECK_THROWS_WITH_AS(static_cast<void>(rank_parameters(m, {}, 1)), "plan: stage 1 of 1", usage_error);
+    const auto zero_bubble = pipelining::zero_bubble;
+    CHECK_THROWS_WITH_AS(of({.pipeline = 4, .schedule = zero_bubble, .micro_batches = 7}),
+                         "plan: 7 micro-batches are fewer than twice 4 ranks", usage_error);
+    CHECK_THROWS_WITH_AS(of({.pipeline = 4, .schedule = pipelining::zero_bubble_v, .micro_batches = 8}),
+                         "plan: 12 layers do not divide over 4 stages of 2 chunks", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 4, .replicas = 3}), "plan: 4 data ranks do not divide over 3 replicas",
+                         usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 4, .replicas = 2}),
+                         "plan: replicas that average gradients share nothing without ZeRO", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 4, .tau = 2}), "plan: rounds need replicas", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 4, .delayed = true}), "plan: what is not a round is not delayed", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 4, .compression = 0.5}), "plan: compression 0.5; at least 1", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 4, .zero_stage = 1, .replicas = 2, .compression = 4}),
+                         "plan: node_shards sends gradients as they are", usage_error);
 }

@@ -26,6 +26,8 @@ struct measured_step {
 /// The machine with the efficiencies, in whole percent, that predict `steps` with the least sum of squared relative
 /// errors.
 ///
+/// Semantics    that of memory may be more than 1, at most 3: kernels that do several things at once pass over memory
+///              less often than plan/time counts.
 /// Determinism  a grid of 5 % over all three, then of 1 % around the best of it, until that is the best of its own
 ///              surroundings; of equal ones the smallest.
 /// Cost         some ten thousand evaluations of a step for each.
@@ -38,6 +40,7 @@ struct measured_step {
         }
     }
     using percents = std::array<int, 3>;  // of products, memory, links
+    constexpr int most_memory = 300;
     double least = -1;
     percents best{};
     const auto efficient = [&on](const percents& e) {
@@ -65,14 +68,14 @@ struct measured_step {
             }
         }
     };
-    look(5, {5, 5, 5}, {100, 100, 100});
+    look(5, {5, 5, 5}, {100, most_memory, 100});
     for (percents before{}; before != best;) {
         before = best;
         percents low{};
         percents high{};
         for (std::size_t i = 0; i < 3; ++i) {
             low[i] = std::max(1, best[i] - 5);
-            high[i] = std::min(100, best[i] + 5);
+            high[i] = std::min(i == 1 ? most_memory : 100, best[i] + 5);
         }
         look(1, low, high);
     }

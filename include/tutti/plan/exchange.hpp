@@ -15,7 +15,7 @@ namespace tutti::plan {
 /// Seconds of a step.
 struct exchange_time {
     double sent = 0;     ///< links are busy, or wait for their latency
-    double exposed = 0;  ///< of that, what ranks wait for
+    double exposed = 0;  ///< of that, what ranks wait for; and what the rest costs computing beside it
     double updates = 0;  ///< the optimizer, local_update's copies, and encoding and decoding
 };
 
@@ -89,7 +89,8 @@ struct coded_time {
 ///   compression  of stage 0 between nodes (inside, everything is sent), of zero's gradients, or of rounds; as
 ///                compress::all_reduce does it, in one pass to encode and one a wire to decode
 ///   updates      28 bytes an owned parameter for AdamW over float masters and 2 for the norm; a round: 40
-/// Determinism a function of the arguments. What goes on beside computing is taken not to slow it down.
+///   the rest     what is not waited for costs computing `interference` of its time
+/// Determinism a function of the arguments.
 [[nodiscard]] inline exchange_time time_of_exchange(const model_shape& m, const job& j, const machine& on,
                                                     std::int64_t parameters, const rank_passes& passes) {
     using enum comm::collective;
@@ -145,6 +146,7 @@ struct coded_time {
         const double window = j.delayed ? j.tau * (passes.step + out.exposed + out.updates) : 0;
         out.exposed += std::max(0.0, round.sent - window) / j.tau;
     }
+    out.exposed += on.interference * std::max(0.0, out.sent - out.exposed);
     return out;
 }
 

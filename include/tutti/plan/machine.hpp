@@ -24,6 +24,8 @@ struct machine {
     double memory_efficiency = 0.8;
     double link_efficiency = 0.7;
     double launch_seconds = 4e-6;  ///< of a kernel, beyond its work
+    double interference =
+        0.1;          ///< of communication's time, that computing beside it takes longer: it needs processors too
     double wave = 0;  ///< elements of a product's result that are computed at once; the last wave is half empty
 
     /// The link among `count` ranks, one every `stride`.
@@ -54,20 +56,49 @@ namespace detail {
 
 /// DGX A100 (80 GB): NVSwitch, one 200 Gb/s NIC a GPU. Efficiencies: calibrated on steps of 22 and 175 billion
 /// parameters. Source: NVIDIA's data sheets; Korthikanti et al. 2022, arXiv:2205.05198, table 5.
-inline constexpr machine dgx_a100{"dgx-a100",    312e12, 80e9, 2.0e12, 8,    {5e-6, 300e9},
-                                  {10e-6, 25e9}, 0.79,   1,    0.87,   4e-6, detail::wave_of(108)};
+inline constexpr machine dgx_a100{.name = "dgx-a100",
+                                  .flops = 312e12,
+                                  .memory_bytes = 80e9,
+                                  .memory_bandwidth = 2.0e12,
+                                  .ranks_per_node = 8,
+                                  .inside = {5e-6, 300e9},
+                                  .between = {10e-6, 25e9},
+                                  .product_efficiency = 0.81,
+                                  .memory_efficiency = 1.04,
+                                  .link_efficiency = 0.5,
+                                  .wave = detail::wave_of(108)};
 /// HGX H100 (SXM, 80 GB): one 400 Gb/s NIC a GPU. Efficiencies: assumed; llm.c's published step of GPT-2 1558M takes
-/// 7 % less than they say. Source: NVIDIA's data sheets.
-inline constexpr machine hgx_h100{"hgx-h100",    989e12, 80e9, 3.35e12, 8,    {5e-6, 450e9},
-                                  {10e-6, 50e9}, 0.7,    0.9,  0.8,     4e-6, detail::wave_of(132)};
+/// 3 % less than they say. Source: NVIDIA's data sheets.
+inline constexpr machine hgx_h100{.name = "hgx-h100",
+                                  .flops = 989e12,
+                                  .memory_bytes = 80e9,
+                                  .memory_bandwidth = 3.35e12,
+                                  .ranks_per_node = 8,
+                                  .inside = {5e-6, 450e9},
+                                  .between = {10e-6, 50e9},
+                                  .product_efficiency = 0.65,
+                                  .memory_efficiency = 0.9,
+                                  .link_efficiency = 0.8,
+                                  .wave = detail::wave_of(132)};
 /// HGX H200 (SXM, 141 GB), otherwise the same.
-inline constexpr machine hgx_h200{"hgx-h200",    989e12, 141e9, 4.8e12, 8,    {5e-6, 450e9},
-                                  {10e-6, 50e9}, 0.7,    0.9,   0.8,    4e-6, detail::wave_of(132)};
-/// A die of Frontier's MI250X: 8 of 64 GiB a node, 4 NICs of 200 Gb/s; the inside is its slowest link.
-/// The efficiency of products is that of a published run of 22 billion parameters.
+inline constexpr machine hgx_h200 = [] {
+    machine m = hgx_h100;
+    m.name = "hgx-h200";
+    m.memory_bytes = 141e9;
+    m.memory_bandwidth = 4.8e12;
+    return m;
+}();
+/// A die of Frontier's MI250X: 8 of 64 GiB a node, 4 NICs of 200 Gb/s; the inside is its slowest link. The efficiency of
+/// products is that of a published run of 22 billion parameters.
 /// Source: Frontier's user guide (OLCF); Dash et al. 2023, arXiv:2312.12705.
-inline constexpr machine frontier{
-    "frontier", 191.5e12, 64.0 * (1 << 30),    1.6e12, 8, {5e-6, 50e9}, {10e-6, 12.5e9}, 0.46, 0.8,
-    0.7,        4e-6,     detail::wave_of(110)};
+inline constexpr machine frontier{.name = "frontier",
+                                  .flops = 191.5e12,
+                                  .memory_bytes = 64.0 * (1 << 30),
+                                  .memory_bandwidth = 1.6e12,
+                                  .ranks_per_node = 8,
+                                  .inside = {5e-6, 50e9},
+                                  .between = {10e-6, 12.5e9},
+                                  .product_efficiency = 0.46,
+                                  .wave = detail::wave_of(110)};
 
 }  // namespace tutti::plan

@@ -8,7 +8,6 @@
 #include <cstdint>    // counts
 
 #include <tutti/core/error.hpp>    // usage_error
-#include <tutti/core/text.hpp>     // formatted
 #include <tutti/plan/machine.hpp>  // machine
 #include <tutti/plan/model.hpp>    // model_shape, job
 

@@ -2,8 +2,10 @@
 // Needs core alone. Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1 (FLOPs).
 #pragma once
 
-#include <cstdint>  // counts
-#include <string>   // messages
+#include <cstddef>      // size_t
+#include <cstdint>      // counts
+#include <string>       // messages
+#include <string_view>  // names
 
 #include <tutti/core/error.hpp>  // usage_error
 #include <tutti/core/text.hpp>   // formatted
@@ -31,6 +33,15 @@ enum class recomputation : std::uint8_t {
     full        ///< whole layers, from their inputs
 };
 enum class pipelining : std::uint8_t { gpipe, one_forward_one_backward, interleaved, zero_bubble, zero_bubble_v };
+
+[[nodiscard]] constexpr std::string_view name_of(recomputation r) noexcept {
+    constexpr std::string_view names[] = {"none", "selective", "full"};
+    return names[static_cast<std::size_t>(r)];
+}
+[[nodiscard]] constexpr std::string_view name_of(pipelining s) noexcept {
+    constexpr std::string_view names[] = {"gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v"};
+    return names[static_cast<std::size_t>(s)];
+}
 
 /// How a model is trained. Ranks: tensor * pipeline * data; data ranks are `replicas` groups, inside which ZeRO shards.
 ///
@@ -68,7 +79,8 @@ template <class Why> constexpr void expect(bool holds, Why why) {
 }
 }  // namespace detail
 
-/// Errors  usage_error naming what does not fit: sizes that are not positive or do not divide.
+/// Errors  usage_error naming what does not fit: sizes that are not positive or do not divide, too few micro-batches to
+///         hide a pipeline's bubble behind, what no strategy does.
 inline void validate(const model_shape& m, const job& j) {
     using detail::expect;
     expect(m.layers > 0 && m.hidden > 0 && m.heads > 0 && m.vocabulary > 0 && m.sequence > 0,
@@ -91,6 +103,9 @@ inline void validate(const model_shape& m, const job& j) {
            [&] { return formatted("{} chunks a rank under this schedule", j.chunks); });
     expect(j.schedule != pipelining::interleaved || j.micro_batches % j.pipeline == 0,
            [&] { return formatted("{} micro-batches are not a multiple of {} ranks", j.micro_batches, j.pipeline); });
+    expect((j.schedule != pipelining::zero_bubble && j.schedule != pipelining::zero_bubble_v) || j.pipeline == 1 ||
+               j.micro_batches >= 2 * j.pipeline,
+           [&] { return formatted("{} micro-batches are fewer than twice {} ranks", j.micro_batches, j.pipeline); });
     expect(j.data % j.replicas == 0,
            [&] { return formatted("{} data ranks do not divide over {} replicas", j.data, j.replicas); });
     expect(j.replicas == 1 || j.tau > 0 || j.zero_stage > 0,

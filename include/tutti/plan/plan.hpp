@@ -3,8 +3,12 @@
 #pragma once
 
 #include <tutti/plan/calibrate.hpp>
+#include <tutti/plan/catalog.hpp>
 #include <tutti/plan/exchange.hpp>
+#include <tutti/plan/explain.hpp>
 #include <tutti/plan/machine.hpp>
 #include <tutti/plan/memory.hpp>
 #include <tutti/plan/model.hpp>
+#include <tutti/plan/render.hpp>
+#include <tutti/plan/search.hpp>
 #include <tutti/plan/time.hpp>

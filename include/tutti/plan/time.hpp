@@ -3,7 +3,8 @@
 // Korthikanti et al. 2022, arXiv:2205.05198, section 4.
 #pragma once
 
-#include <cstdint>  // counts
+#include <algorithm>  // max
+#include <cstdint>    // counts
 
 #include <tutti/comm/cost.hpp>      // time_of
 #include <tutti/core/error.hpp>     // usage_error
@@ -20,7 +21,7 @@ struct step_time {
     double tensor = 0;    ///< collectives inside layers
     double bubble = 0;    ///< waiting of the pipeline
     double messages = 0;  ///< waiting for what stages send each other
-    double data = 0;      ///< waiting for gradients and weights over data ranks
+    double data = 0;      ///< waiting for gradients and weights over data ranks, and their cost beside computing
     double updates = 0;   ///< the optimizer, and what strategies compute
     double hidden = 0;    ///< communication of data ranks beside computing: not part of the total
     [[nodiscard]] constexpr double total() const noexcept {
@@ -49,10 +50,10 @@ struct rank_work {
     const double passes = j.recompute == recomputation::full ? 4 : 3;  // forwards that forward and backward are worth
     const double forwards = passes - 2;
     const double of_scores = passes + (j.recompute == recomputation::selective ? 1 : 0);
-    // Whole rows pass through memory 12 times in norms, dropout and residual sums, cut ones 24 times hidden, scores 8
-    // times.
-    const double row_bytes = rows * h * 2 * (12 / (j.sequence_parallel ? t : 1) + 24 / t);
-    const double score_bytes = kept_scores ? rows * s * static_cast<double>(m.heads) * 2 * 8 / t : 0;
+    // Whole rows pass through memory 8 times in norms, dropout and residual sums, cut ones 14 times hidden in biases,
+    // activation functions and what attention reads and writes, scores 5 times.
+    const double row_bytes = rows * h * 2 * (8 / (j.sequence_parallel ? t : 1) + 14 / t);
+    const double score_bytes = kept_scores ? rows * s * static_cast<double>(m.heads) * 2 * 5 / t : 0;
     rank_work w;
     // Half a wave for each of four products, whose inner sizes are these in forward, and in both of backward.
     const double inner = forwards * (2 * h + 5 * h / t) + 2 * h + 7 * h / t + 4 * rows;
@@ -131,7 +132,7 @@ struct rank_work {
     const rank_passes passes{w.forward * micro_batch, (1 - w.forward) * micro_batch, out.total()};
     const exchange_time data = time_of_exchange(m, j, on, parameters, passes);
     out.data = data.exposed;
-    out.hidden = data.sent - data.exposed;
+    out.hidden = std::max(0.0, data.sent - data.exposed);
     out.updates = data.updates;
     return out;
 }

@@ -1,0 +1,269 @@
+// explain: why a job is the best: what its neighbors in each dimension cost, and tables of both as text.
+// Needs plan/search.
+#pragma once
+
+#include <algorithm>    // find, max
+#include <cstddef>      // size_t
+#include <cstdint>      // counts
+#include <numeric>      // gcd
+#include <span>         // lists
+#include <string>       // tables
+#include <string_view>  // names
+#include <utility>      // move
+#include <vector>       // rows
+
+#include <tutti/core/error.hpp>    // usage_error
+#include <tutti/core/text.hpp>     // formatted
+#include <tutti/plan/machine.hpp>  // machine
+#include <tutti/plan/memory.hpp>   // usable_bytes
+#include <tutti/plan/model.hpp>    // job
+#include <tutti/plan/search.hpp>   // planned
+
+namespace tutti::plan {
+
+/// FLOPs of the model, or of the hardware (with what is computed again), a second, over the peaks of all ranks.
+struct utilization {
+    double model = 0;
+    double hardware = 0;
+};
+[[nodiscard]] inline utilization utilization_of(const model_shape& m, const machine& on, const planned& p) noexcept {
+    const double peak = p.seconds() * on.flops * static_cast<double>(p.how.ranks());
+    return {model_flops(m, p.how) / peak, hardware_flops(m, p.how) / peak};
+}
+
+/// "zero<2> over 4 replicas, compressed 4 times": what data ranks do, by the names of this library's strategies.
+[[nodiscard]] inline std::string strategy_of(const job& j) {
+    std::string name = j.data == 1 ? "-" : j.shards() == 1 && j.tau > 0 ? "local" : "data_parallel";
+    if (j.zero_stage > 0 && j.shards() > 1) { name = formatted("zero<{}>", j.zero_stage); }
+    if (j.replicas > 1 && j.tau == 0) { name += formatted(", node_shards of {}", j.shards()); }
+    if (j.tau > 0) { name = formatted("{} of {} steps over {}", j.delayed ? "co2" : "slow_mo", j.tau, name); }
+    if (j.compression > 1) { name += formatted(", compressed {} times", j.compression); }
+    return name;
+}
+
+/// "interleaved x 4"
+[[nodiscard]] inline std::string schedule_of(const job& j) {
+    std::string name(j.pipeline == 1 ? "-" : name_of(j.schedule));
+    return j.chunks > 1 ? name + formatted(" x {}", j.chunks) : name;
+}
+
+/// A job that differs from the best one in one dimension, and why it was not chosen.
+struct alternative {
+    std::string dimension{};
+    std::string value{};
+    std::string verdict{};
+    bool possible = false;  ///< it divides; `job` and what it takes are valid
+    planned job{};
+};
+
+namespace detail {
+
+[[nodiscard]] inline std::string gibibytes(double bytes) { return formatted("{:.1f} GiB", bytes / (1 << 30)); }
+
+// What takes most more time, of two steps.
+[[nodiscard]] inline std::string growth(const step_time& from, const step_time& to) {
+    const struct {
+        std::string_view name;
+        double more;
+    } terms[] = {{"products", to.products - from.products},       {"memory traffic", to.memory - from.memory},
+                 {"tensor collectives", to.tensor - from.tensor}, {"bubble", to.bubble - from.bubble},
+                 {"messages", to.messages - from.messages},       {"data exchange", to.data - from.data},
+                 {"updates", to.updates - from.updates}};
+    const auto* most = &terms[0];
+    for (const auto& t : terms) {
+        if (t.more > most->more) { most = &t; }
+    }
+    return formatted("{} +{:.3g} s", most->name, most->more);
+}
+
+// Why `b` is not the best, given that `a` is.
+[[nodiscard]] inline std::string verdict_of(const planned& a, const planned& b, double limit) {
+    const double held = b.peak.memory.total();
+    if (held > limit) { return formatted("does not fit: {} of {}", gibibytes(held), gibibytes(limit)); }
+    if (b.seconds() == a.seconds()) {
+        return held > a.peak.memory.total() ? "as fast, holds more" : "as fast, later in order";
+    }
+    return formatted("{:+.2f} % time: {}", 100 * (b.seconds() / a.seconds() - 1), growth(a.time, b.time));
+}
+
+// The values next to `at` among ascending ones.
+template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& values, T at) {
+    std::vector<T> out;
+    const auto up = std::upper_bound(values.begin(), values.end(), at);
+    const auto down = std::lower_bound(values.begin(), values.end(), at);
+    if (down != values.begin()) { out.push_back(*(down - 1)); }
+    if (up != values.end()) { out.push_back(*up); }
+    return out;
+}
+
+}  // namespace detail
+
+/// What each dimension's neighboring values would cost if nothing but them changed: with the number of data ranks
+/// and micro-batches that follow.
+///
+/// Semantics  `best` is the first of search's results over the same space. Values that the space does not have are left
+///            out; what does not divide says so. Dimensions that the space does not search are not listed: see `text_of`.
+/// Cost       some twenty evaluations.
+[[nodiscard]] inline std::vector<alternative> alternatives(const model_shape& m, const machine& on,
+                                                           const search_space& s, const planned& best) {
+    std::vector<alternative> out;
+    const double limit = usable_bytes(on, s.margin);
+    const auto look = [&](std::string_view dimension, std::string value, job j) {
+        alternative a{std::string(dimension), std::move(value), {}, false, {}};
+        try {
+            validate(m, j);
+            a.job = {j, time_of_step(m, j, on, s.kept_scores), peak_of(m, j)};
+            a.possible = true;
+            a.verdict = detail::verdict_of(best, a.job, limit);
+        } catch (const usage_error& e) {
+            constexpr std::string_view prefix = "plan: ";
+            const std::string_view what = e.what();
+            a.verdict = what.substr(what.starts_with(prefix) ? prefix.size() : 0);
+        }
+        out.push_back(std::move(a));
+    };
+    // With other ranks or micro-batches: data ranks follow, and replicas are as before ranks or nodes.
+    const auto moved = [&](std::string_view dimension, std::int64_t value, job j) {
+        const int model_ranks = j.tensor * j.pipeline;
+        const std::int64_t data = s.ranks / model_ranks;
+        if (s.ranks % model_ranks != 0 || s.sequences % (data * j.micro_batch) != 0) {
+            out.push_back({std::string(dimension),
+                           formatted("{}", value),
+                           s.ranks % model_ranks != 0
+                               ? formatted("{} ranks do not divide", s.ranks)
+                               : formatted("{} sequences do not divide over {} data ranks", s.sequences, data),
+                           false,
+                           {}});
+            return;
+        }
+        j.data = static_cast<int>(data);
+        j.micro_batches = s.sequences / data / j.micro_batch;
+        if (best.how.replicas > 1) {
+            j.replicas = best.how.shards() == 1 ? j.data : on.group_of(j.data, j.tensor).nodes;
+        }
+        if (j.pipeline == 1) {
+            j.schedule = pipelining::one_forward_one_backward;
+            j.chunks = 1;
+        }
+        if (j.tensor == 1) { j.sequence_parallel = false; }
+        look(dimension, formatted("{}", value), j);
+    };
+    const job& b = best.how;
+    const auto cut = static_cast<int>(std::gcd(std::gcd(m.heads, m.vocabulary), std::int64_t{s.ranks}));
+    for (const int t : detail::next_to(detail::dividing(s.tensor, cut), b.tensor)) {
+        job j = b;
+        j.tensor = t;
+        j.sequence_parallel = b.tensor == 1 || b.sequence_parallel;
+        moved("tensor", t, j);
+    }
+    for (const int p :
+         detail::next_to(detail::dividing(s.pipeline, std::gcd(static_cast<int>(m.layers), s.ranks)), b.pipeline)) {
+        job j = b;
+        j.pipeline = p;
+        moved("pipeline", p, j);
+    }
+    for (const std::int64_t micro :
+         detail::next_to(detail::dividing(s.micro_batches, s.sequences / b.data), b.micro_batch)) {
+        job j = b;
+        j.micro_batch = micro;
+        moved("micro-batch", micro, j);
+    }
+    if (b.shards() > 1) {
+        for (const int stage : {b.zero_stage - 1, b.zero_stage + 1}) {
+            job j = b;
+            j.zero_stage = stage;
+            if (detail::has(s.zero_stages, stage)) { look("ZeRO stage", formatted("{}", stage), j); }
+        }
+    }
+    for (const recomputation r : s.recomputations) {
+        job j = b;
+        j.recompute = r;
+        if (r != b.recompute) { look("recomputation", std::string(name_of(r)), j); }
+    }
+    if (b.tensor > 1) {
+        job j = b;
+        j.sequence_parallel = !b.sequence_parallel;
+        look("sequence parallel", j.sequence_parallel ? "yes" : "no", j);
+    }
+    if (b.pipeline > 1) {
+        for (const pipelining schedule : s.schedules) {
+            job j = b;
+            j.schedule = schedule;
+            j.chunks = 1;
+            if (schedule != pipelining::interleaved) {
+                if (schedule != b.schedule) { look("schedule", schedule_of(j), j); }
+                continue;
+            }
+            std::vector<std::int64_t> chunks = detail::divisors(m.layers / b.pipeline);
+            chunks.erase(chunks.begin());
+            if (b.schedule == schedule) { chunks = detail::next_to(chunks, std::int64_t{b.chunks}); }
+            for (const std::int64_t v : chunks) {
+                j.chunks = static_cast<int>(v);
+                look("schedule", schedule_of(j), j);
+            }
+        }
+    }
+    detail::for_each_exchange(s, on, b, [&](const job& j) {
+        const bool rounds = j.tau != b.tau || j.delayed != b.delayed || j.replicas != b.replicas;
+        if (j.zero_stage != b.zero_stage || rounds == (j.compression != b.compression)) { return; }
+        look(rounds ? "replicas" : "compression", strategy_of(j), j);
+    });
+    return out;
+}
+
+namespace detail {
+
+// Columns as wide as their widest cell; the first is set left.
+[[nodiscard]] inline std::string table_of(const std::vector<std::vector<std::string>>& rows) {
+    std::vector<std::size_t> widths;
+    for (const auto& row : rows) {
+        widths.resize(std::max(widths.size(), row.size()), 0);
+        for (std::size_t c = 0; c < row.size(); ++c) { widths[c] = std::max(widths[c], row[c].size()); }
+    }
+    std::string text;
+    for (const auto& row : rows) {
+        std::string line;
+        for (std::size_t c = 0; c < row.size(); ++c) {
+            line += c == 0 ? "" : "  ";
+            line += row[c];
+            if (c + 1 < row.size()) { line.append(widths[c] - row[c].size(), ' '); }
+        }
+        text += line + '\n';
+    }
+    return text;
+}
+
+}  // namespace detail
+
+/// A line for each plan: layout, memory, and where its seconds go.
+[[nodiscard]] inline std::string text_of(const model_shape& m, const machine& on, std::span<const planned> plans) {
+    std::vector<std::vector<std::string>> rows{{"tp", "pp", "dp", "micro", "schedule", "recompute", "data ranks", "GiB",
+                                                "s/step", "MFU %", "HFU %", "products", "traffic", "tensor", "bubble",
+                                                "messages", "data", "updates"}};
+    const auto number = [](double x) { return formatted("{:.3g}", x); };
+    for (const planned& p : plans) {
+        const job& j = p.how;
+        const utilization u = utilization_of(m, on, p);
+        const step_time& t = p.time;
+        rows.push_back({formatted("{}{}", j.tensor, j.sequence_parallel ? "+sp" : ""), formatted("{}", j.pipeline),
+                        formatted("{}", j.data), formatted("{} x {}", j.micro_batches, j.micro_batch), schedule_of(j),
+                        std::string(name_of(j.recompute)), strategy_of(j),
+                        formatted("{:.1f}", p.peak.memory.total() / (1 << 30)), formatted("{:.4g}", p.seconds()),
+                        formatted("{:.1f}", 100 * u.model), formatted("{:.1f}", 100 * u.hardware), number(t.products),
+                        number(t.memory), number(t.tensor), number(t.bubble), number(t.messages), number(t.data),
+                        number(t.updates)});
+    }
+    return detail::table_of(rows);
+}
+
+/// A line for each alternative, and one for what the space does not have because it would change training.
+[[nodiscard]] inline std::string text_of(std::span<const alternative> list, const search_space& s) {
+    std::vector<std::vector<std::string>> rows;
+    for (const alternative& a : list) { rows.push_back({a.dimension, a.value, a.verdict}); }
+    std::string text = detail::table_of(rows);
+    if (s.compressions.empty()) { text += "compression is not searched: it changes gradients\n"; }
+    if (s.taus.empty()) { text += "rounds of local steps are not searched: they change training\n"; }
+    return text;
+}
+
+}  // namespace tutti::plan

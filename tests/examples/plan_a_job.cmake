@@ -1,0 +1,139 @@
+# cmake -DPROGRAM=<program> -DWORK_DIR=<folder> -P plan_a_job.cmake
+# plan_a_job answers what the README shows, writes whole reports and pictures, reads machines that were measured, and
+# refuses bad input in one line with exit code 2, having written nothing.
+cmake_minimum_required(VERSION 3.25)
+file(REMOVE_RECURSE ${WORK_DIR})
+file(MAKE_DIRECTORY ${WORK_DIR})
+
+
+execute_process(
+  COMMAND ${PROGRAM} --machine frontier --gpus 3072 --model gpt-1t --report ${WORK_DIR}/plan.json
+    --picture ${WORK_DIR}/plan.svg
+  OUTPUT_VARIABLE says COMMAND_ERROR_IS_FATAL ANY)
+foreach(line IN ITEMS "gpt-1t on 3072 GPUs of frontier, 3072 sequences" "why the first, and not with" "does not fit: "
+    "% time: tensor collectives" "compression is not searched")
+  string(FIND "${says}" "${line}" position)
+  if(position EQUAL -1)
+    message(FATAL_ERROR "plan_a_job does not say '${line}' but\n${says}")
+  endif()
+endforeach()
+file(READ ${WORK_DIR}/plan.json report)
+foreach(key IN ITEMS tp pp dp micro_batch micro_batches zero_stage schedule memory_gib_per_gpu seconds_per_step mfu hfu)
+  string(JSON ${key} GET "${report}" ${key})
+  string(JSON first GET "${report}" plans 0 ${key})
+  if(NOT "${${key}}" STREQUAL "${first}")
+    message(FATAL_ERROR "${key} of the report is ${${key}}, of its first plan ${first}")
+  endif()
+endforeach()
+math(EXPR ranks "${tp} * ${pp} * ${dp}")
+math(EXPR sequences "${dp} * ${micro_batch} * ${micro_batches}")
+string(JSON limit GET "${report}" memory_limit_gib)
+string(JSON alternatives LENGTH "${report}" alternatives)
+if(NOT ranks EQUAL 3072 OR NOT sequences EQUAL 3072 OR NOT tp EQUAL 8 OR memory_gib_per_gpu GREATER limit
+    OR alternatives LESS 8 OR NOT mfu LESS hfu OR NOT hfu LESS 1)
+  message(FATAL_ERROR "the report makes no sense:\n${report}")
+endif()
+file(READ ${WORK_DIR}/plan.svg picture)
+if(NOT picture MATCHES "^<svg .*57\\.6 GiB may be used.*</svg>\n$")
+  message(FATAL_ERROR "the picture is:\n${picture}")
+endif()
+
+# What was measured, here by the planner itself, gives back the machine; given jobs are priced, not searched for.
+file(WRITE ${WORK_DIR}/jobs.json [[{"steps": [
+  {"model": "gpt2-1558m", "dp": 4, "micro_batch": 8, "micro_batches": 4, "zero_stage": 1},
+  {"model": "gpt2-1558m", "pp": 2, "dp": 2, "micro_batch": 4, "micro_batches": 8, "schedule": "gpipe"},
+  {"model": "48,1600,25,50304,1024", "pp": 4, "micro_batch": 64, "micro_batches": 8, "recompute": "none"},
+  {"model": "gpt-22b", "tp": 4, "micro_batch": 1}]}]])
+execute_process(COMMAND ${PROGRAM} --machine hgx-h200 --predict ${WORK_DIR}/jobs.json --report ${WORK_DIR}/times.json
+  OUTPUT_VARIABLE says COMMAND_ERROR_IS_FATAL ANY)
+file(READ ${WORK_DIR}/times.json times)
+string(JSON machine GET "${times}" machine)
+set(steps "")
+foreach(i RANGE 3)
+  string(JSON fits_${i} GET "${times}" steps ${i} fits)
+  string(JSON seconds_${i} GET "${times}" steps ${i} seconds_per_step)
+endforeach()
+if(NOT fits_0 OR NOT fits_1 OR fits_2 OR NOT says MATCHES ", which does not fit")
+  message(FATAL_ERROR "of four jobs the third alone does not fit:\n${says}")
+endif()
+file(WRITE ${WORK_DIR}/this.json "{\"name\": \"this machine\", \"like\": \"hgx-h200\", \"product_efficiency\": 0.3,
+  \"inside\": {\"latency_seconds\": 5e-6, \"bytes_per_second\": 450e9}, \"processors\": 132, \"steps\": [
+  {\"model\": \"gpt2-1558m\", \"dp\": 4, \"micro_batch\": 8, \"micro_batches\": 4, \"zero_stage\": 1, \"seconds\": ${seconds_0}},
+  {\"model\": \"gpt2-1558m\", \"pp\": 2, \"dp\": 2, \"micro_batch\": 4, \"micro_batches\": 8, \"schedule\": \"gpipe\", \"seconds\": ${seconds_1}},
+  {\"model\": \"gpt-22b\", \"tp\": 4, \"micro_batch\": 1, \"seconds\": ${seconds_3}}]}")
+execute_process(COMMAND ${PROGRAM} --machine ${WORK_DIR}/this.json --gpus 4 --model gpt2-1558m --batch 64
+    --zero 1 2 --schedule 1f1b --tp 1 --recompute selective --report ${WORK_DIR}/this_plan.json
+  OUTPUT_VARIABLE says COMMAND_ERROR_IS_FATAL ANY)
+file(READ ${WORK_DIR}/this_plan.json report)
+foreach(key IN ITEMS product_efficiency memory_efficiency link_efficiency)
+  string(JSON fitted GET "${report}" machine ${key})
+  string(JSON truth GET "${machine}" ${key})
+  if(NOT fitted STREQUAL truth)
+    message(FATAL_ERROR "${key} is ${truth}, and from steps ${fitted}")
+  endif()
+endforeach()
+string(JSON name GET "${report}" machine name)
+if(NOT name STREQUAL "this machine" OR NOT says MATCHES "on 4 GPUs of this machine")
+  message(FATAL_ERROR "the machine is called '${name}'")
+endif()
+
+# Bad input: arguments, then what the one line on stderr says.
+file(WRITE ${WORK_DIR}/unknown.json [[{"like": "hgx-h200", "gpus": 3}]])
+file(WRITE ${WORK_DIR}/wrong.json [[{"like": "hgx-h200", "flops": "many"}]])
+file(WRITE ${WORK_DIR}/negative.json [[{"like": "hgx-h200", "flops": -1}]])
+file(WRITE ${WORK_DIR}/bare.json [[{"flops": 1e15}]])
+file(WRITE ${WORK_DIR}/broken.json "{")
+file(WRITE ${WORK_DIR}/one_product.json [[{"like": "hgx-h200", "products": [{"m": 1, "n": 1, "k": 1, "seconds": 1}]}]])
+file(WRITE ${WORK_DIR}/odd_job.json [[{"steps": [{"model": "gpt2-1558m", "tp": 2, "micro_batch": 1}]}]])
+file(WRITE ${WORK_DIR}/no_jobs.json [[{"steps": []}]])
+function(expect_refusal text)
+  file(REMOVE ${WORK_DIR}/none.json)
+  execute_process(COMMAND ${PROGRAM} ${ARGN} --report ${WORK_DIR}/none.json
+    OUTPUT_VARIABLE out ERROR_VARIABLE err RESULT_VARIABLE code)
+  string(FIND "${err}" "${text}" position)
+  if(NOT code EQUAL 2 OR position EQUAL -1 OR NOT err MATCHES "^plan_a_job: [^\n]*\n$" OR NOT out STREQUAL ""
+      OR EXISTS ${WORK_DIR}/none.json)
+    message(FATAL_ERROR "'${ARGN}' ends with ${code}; expected 2 and '${text}', and one line:\n${err}")
+  endif()
+endfunction()
+set(asked --gpus 8 --model gpt2-124m)
+expect_refusal("--gpus is missing" --model gpt-1t)
+expect_refusal("--model is missing" --gpus 8)
+expect_refusal("'cray' is not a machine; there are frontier, dgx-a100" --machine cray ${asked})
+expect_refusal("'gpt' is not a model; there are gpt2-124m" --gpus 8 --model gpt)
+expect_refusal("is neither a model's name nor LAYERS,HIDDEN" --gpus 8 --model 1,2,3)
+expect_refusal("is neither a model's name nor LAYERS,HIDDEN" --gpus 8 --model 12,768,12,50304,1024,7)
+expect_refusal("hidden 770 does not divide over 12 heads" --gpus 8 --model 12,770,12,50304,1024)
+expect_refusal("--gpus" --gpus 0 --model gpt-1t)
+expect_refusal("--gpus" --gpus many --model gpt-1t)
+expect_refusal("--speed" ${asked} --speed 3)
+expect_refusal("no layout divides 3072 ranks" --gpus 3072 --model gpt-1t --batch 1000)
+expect_refusal("nothing fits: even tp 32 pp 1 dp 2 with zero<3> takes " --gpus 64 --model gpt-1t)
+expect_refusal("--schedule: '2f2b' is not one of gpipe, 1f1b" ${asked} --schedule 2f2b)
+expect_refusal("--recompute: 'some' is not one of none, selective, full" ${asked} --recompute some)
+expect_refusal("--allow-delayed needs --allow-tau" ${asked} --allow-delayed)
+expect_refusal("compression 0.5; at least 1" ${asked} --allow-compression 0.5)
+expect_refusal("a margin of 2; 0 to below 1" ${asked} --margin 2)
+expect_refusal("cannot read '${WORK_DIR}/missing.json'" ${asked} --machine ${WORK_DIR}/missing.json)
+expect_refusal("'gpus' is not known" ${asked} --machine ${WORK_DIR}/unknown.json)
+expect_refusal("'flops' is \"many\", which is of another kind" ${asked} --machine ${WORK_DIR}/wrong.json)
+expect_refusal("'flops' is -1; it must be positive" ${asked} --machine ${WORK_DIR}/negative.json)
+expect_refusal("neither 'memory_bytes' nor 'like'" ${asked} --machine ${WORK_DIR}/bare.json)
+expect_refusal("parse error" ${asked} --machine ${WORK_DIR}/broken.json)
+expect_refusal("products of one size" ${asked} --machine ${WORK_DIR}/one_product.json)
+expect_refusal("steps[0]: plan: 25 heads do not divide over 2 ranks" --predict ${WORK_DIR}/odd_job.json)
+expect_refusal("no 'steps'" --predict ${WORK_DIR}/no_jobs.json)
+expect_refusal("--gpus and --predict exclude each other" --gpus 8 --predict ${WORK_DIR}/jobs.json)
+
+# What changes training is in the plan where it is allowed, and pays.
+file(WRITE ${WORK_DIR}/slow.json [[{"like": "hgx-h100", "ranks_per_node": 1, "between": {"latency_seconds": 1e-3, "bytes_per_second": 1e8}}]])
+execute_process(COMMAND ${PROGRAM} --machine ${WORK_DIR}/slow.json ${asked} --batch 128 --allow-tau 8 32 --allow-delayed
+    --allow-compression 8 --report ${WORK_DIR}/slow_plan.json
+  OUTPUT_VARIABLE says COMMAND_ERROR_IS_FATAL ANY)
+file(READ ${WORK_DIR}/slow_plan.json report)
+string(JSON tau GET "${report}" tau)
+string(JSON strategy GET "${report}" strategy)
+if(NOT tau EQUAL 32 OR NOT strategy MATCHES "^co2 of 32 steps over local" OR says MATCHES "is not searched")
+  message(FATAL_ERROR "over a slow network the plan is ${strategy}:\n${says}")
+endif()
+message(STATUS "tp ${tp} pp ${pp} dp ${dp}, ${seconds_per_step} s; ${strategy}")

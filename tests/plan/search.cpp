@@ -1,0 +1,386 @@
+// Search: equal to trying everything, jobs complete and each once, nothing that changes training unless allowed, what is
+// published of good layouts, and the words that explain a choice.
+#include <doctest/doctest.h>  // checks
+
+#include <algorithm>  // sort
+#include <cmath>      // fabs
+#include <cstddef>    // size_t
+#include <cstdint>    // counts
+#include <random>     // machines
+#include <set>        // jobs
+#include <span>       // plans
+#include <string>     // texts
+#include <tuple>      // jobs
+#include <vector>     // jobs
+
+#include <tutti/plan/catalog.hpp>  // names
+#include <tutti/plan/explain.hpp>  // under test
+#include <tutti/plan/memory.hpp>   // fits
+#include <tutti/plan/render.hpp>   // under test
+#include <tutti/plan/search.hpp>   // under test
+
+using namespace tutti;
+using namespace tutti::plan;
+
+namespace {
+
+constexpr model_shape small{8, 512, 4, 4096, 256};
+
+using key = std::tuple<int, int, int, int, int, int, bool, int, std::int64_t, std::int64_t, int, int, bool, double>;
+key key_of(const job& j) {
+    return {j.tensor,
+            j.pipeline,
+            j.data,
+            j.chunks,
+            static_cast<int>(j.schedule),
+            j.zero_stage,
+            j.sequence_parallel,
+            static_cast<int>(j.recompute),
+            j.micro_batch,
+            j.micro_batches,
+            j.replicas,
+            j.tau,
+            j.delayed,
+            j.compression};
+}
+
+// A machine of nodes of four, whose memory makes some jobs of `small` not fit.
+machine some_machine(std::mt19937_64& random) {
+    const auto between = [&](double low, double high) {
+        return std::exp(std::uniform_real_distribution(std::log(low), std::log(high))(random));
+    };
+    machine m = hgx_h100;
+    m.ranks_per_node = 4;
+    m.memory_bytes = between(2e7, 2e9);
+    m.inside.bytes_per_second = between(1e10, 1e12);
+    m.between.bytes_per_second = between(1e8, 1e11);
+    m.flops = between(1e13, 1e15);
+    return m;
+}
+
+search_space everything(int ranks, std::int64_t sequences) {
+    search_space s{.ranks = ranks, .sequences = sequences};
+    s.recomputations = {recomputation::none, recomputation::selective, recomputation::full};
+    s.compressions = {4, 32};
+    s.taus = {4, 12};
+    s.delayed = true;
+    return s;
+}
+
+}  // namespace
+
+TEST_CASE("jobs of a space are all that make sense, each once") {
+    const machine on = [] {
+        machine m = hgx_h100;
+        m.ranks_per_node = 4;
+        return m;
+    }();
+    const search_space space = everything(8, 16);
+    std::multiset<key> found;
+    for_each_job(small, on, space, [&](const job& j) {
+        CHECK_NOTHROW(validate(small, j));
+        CHECK(j.ranks() == 8);
+        CHECK(j.sequences() == 16);
+        found.insert(key_of(j));
+    });
+    // Every combination of values, of which the ones that do not go together are refused.
+    std::set<key> expected;
+    const auto try_one = [&](const job& j) {
+        if (j.ranks() != 8 || j.sequences() != 16) { return; }
+        // One thing by one name.
+        if (j.tensor == 1 && j.sequence_parallel) { return; }
+        if (j.pipeline == 1 && j.schedule != pipelining::one_forward_one_backward) { return; }
+        if (j.data == 1 && j.compression > 1) { return; }
+        const comm::two_levels group = on.group_of(j.data, j.tensor);
+        const bool of_nodes = group.nodes > 1 && group.largest_node > 1 && j.replicas == group.nodes;
+        if (j.replicas > 1 && !of_nodes && (j.replicas != j.data || j.tau == 0)) { return; }
+        if (j.data % j.replicas != 0 || (j.shards() == 1 && j.zero_stage > 0)) { return; }
+        try {
+            validate(small, j);
+        } catch (const usage_error&) { return; }
+        expected.insert(key_of(j));
+    };
+    job j;
+    for (j.tensor = 1; j.tensor <= 8; ++j.tensor) {
+        for (j.pipeline = 1; j.tensor * j.pipeline <= 8; ++j.pipeline) {
+            if (8 % (j.tensor * j.pipeline) != 0) { continue; }
+            j.data = 8 / (j.tensor * j.pipeline);
+            for (j.micro_batch = 1; j.micro_batch <= 16; ++j.micro_batch) {
+                if (16 % (j.micro_batch * j.data) != 0) { continue; }
+                j.micro_batches = 16 / j.data / j.micro_batch;
+                for (j.chunks = 1; j.chunks <= 8; ++j.chunks) {
+                    for (const pipelining schedule : space.schedules) {
+                        for (const recomputation again : space.recomputations) {
+                            for (int rest = 0; rest < 2 * 4 * 8 * 3 * 2 * 3; ++rest) {
+                                int left = rest;
+                                const auto digit = [&](int base) {
+                                    const int d = left % base;
+                                    left /= base;
+                                    return d;
+                                };
+                                job k = j;
+                                k.schedule = schedule;
+                                k.recompute = again;
+                                k.sequence_parallel = digit(2) == 1;
+                                k.zero_stage = digit(4);
+                                k.replicas = digit(8) + 1;
+                                k.tau = std::vector{0, 4, 12}[static_cast<std::size_t>(digit(3))];
+                                k.delayed = digit(2) == 1;
+                                k.compression = std::vector{1.0, 4.0, 32.0}[static_cast<std::size_t>(digit(3))];
+                                try_one(k);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+    CHECK(expected.size() > 5000);
+    CHECK(found.size() == expected.size());
+    CHECK(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
+}
+
+TEST_CASE("the search has what trying everything has, in the same order, and tries a small part") {
+    std::mt19937_64 random(5);
+    std::size_t fitting = 0;
+    std::size_t nothing = 0;
+    std::size_t tried = 0;
+    std::size_t all_jobs = 0;
+    for (int round = 0; round < 40; ++round) {
+        const machine on = some_machine(random);
+        search_space space = everything(std::vector{1, 4, 8, 24}[static_cast<std::size_t>(round) % 4], 48);
+        if (round % 3 == 1) { space.zero_stages = {1}; }
+        if (round % 5 == 2) { space.schedules = {pipelining::gpipe, pipelining::zero_bubble_v}; }
+        if (round % 7 == 3) { space.kept_scores = true; }
+        std::vector<planned> all;
+        double lightest = 0;
+        for_each_job(small, on, space, [&](const job& j) {
+            planned one{j, time_of_step(small, j, on, space.kept_scores), peak_of(small, j)};
+            ++all_jobs;
+            const double held = one.peak.memory.total();
+            if (lightest == 0 || held < lightest) { lightest = held; }
+            if (fits(small, j, on, space.margin)) { all.push_back(one); }
+        });
+        std::sort(all.begin(), all.end(), precedes);
+        const search_result found = search(small, on, space, 7);
+        tried += found.evaluated;
+        CAPTURE(round);
+        REQUIRE(found.best.size() == std::min<std::size_t>(7, all.size()));
+        for (std::size_t i = 0; i < found.best.size(); ++i) {
+            CHECK(key_of(found.best[i].how) == key_of(all[i].how));
+            CHECK(found.best[i].seconds() == all[i].seconds());
+            CHECK(found.best[i].peak.memory.total() == all[i].peak.memory.total());
+        }
+        fitting += all.size() > 7 ? 1U : 0U;
+        nothing += all.empty() ? 1U : 0U;
+        if (all.empty()) { CHECK(found.lightest.peak.memory.total() == lightest); }
+    }
+    CHECK(fitting >= 10);
+    CHECK(nothing >= 5);
+    CHECK(tried * 10 < all_jobs);
+}
+
+TEST_CASE("of jobs that are as fast the one that holds less comes first, then the simpler one") {
+    planned light{{.tensor = 8}, {.products = 1}, {0, {.states = 5}}};
+    planned heavy{{.tensor = 1}, {.products = 1}, {0, {.states = 6}}};
+    CHECK(precedes(light, heavy));
+    CHECK_FALSE(precedes(heavy, light));
+    heavy.time.memory = -0.5;
+    CHECK(precedes(heavy, light));
+    heavy = light;
+    CHECK_FALSE(precedes(heavy, light));
+    heavy.how.zero_stage = 1;
+    CHECK(precedes(light, heavy));
+}
+
+TEST_CASE("the rank that holds most is one of three") {
+    for_each_job(small, hgx_h100, everything(24, 48), [&](const job& j) {
+        const peak_memory peak = peak_of(small, j);
+        for (int stage = 0; stage < j.pipeline; ++stage) {
+            const double held = memory_of_rank(small, j, stage).total();
+            if (held > peak.memory.total() || (held == peak.memory.total() && stage < peak.stage)) {
+                CAPTURE(stage);
+                CAPTURE(peak.stage);
+                CHECK(held <= peak.memory.total());
+                CHECK(stage >= peak.stage);
+            }
+        }
+    });
+}
+
+TEST_CASE("what changes training is not chosen unless it is allowed") {
+    machine slow = hgx_h100;
+    slow.ranks_per_node = 1;
+    slow.between = {1e-3, 1e7};
+    search_space space{.ranks = 8, .sequences = 64};
+    const auto best = [&] { return search(small, slow, space, 1).best.at(0); };
+    const planned exact = best();
+    CHECK(exact.how.compression == 1);
+    CHECK(exact.how.tau == 0);
+    space.compressions = {32};
+    const planned compressed = best();
+    CHECK(compressed.how.compression == 32);
+    CHECK(compressed.how.tau == 0);
+    CHECK(compressed.seconds() < exact.seconds());
+    space.compressions = {};
+    space.taus = {16};
+    const planned rounds = best();
+    CHECK(rounds.how.tau == 16);
+    CHECK_FALSE(rounds.how.delayed);
+    CHECK(rounds.how.compression == 1);
+    CHECK(rounds.seconds() < exact.seconds());
+    space.delayed = true;
+    CHECK(best().how.delayed);
+    CHECK(best().seconds() < rounds.seconds());
+    CHECK(best().how.sequences() == 64);
+}
+
+TEST_CASE("a thousand billion parameters on 3072 dies of Frontier: tensors in a node, stages over nodes, stage 1") {
+    // Dash et al. 2023, arXiv:2312.12705, recommend TP 4 to 8, deep pipelines and ZeRO-1.
+    const model_shape m = model_named("gpt-1t");
+    const search_result found = search(m, frontier, {.ranks = 3072, .sequences = 3072});
+    CHECK(found.layouts > 500);
+    CHECK(found.evaluated < 5000);
+    REQUIRE(found.best.size() == 5);
+    for (const planned& p : found.best) {
+        CHECK(p.how.ranks() == 3072);
+        CHECK(p.how.tensor == 8);
+        CHECK(p.how.pipeline >= 32);
+        CHECK(p.how.zero_stage == 1);
+        CHECK(p.peak.memory.total() <= 0.9 * frontier.memory_bytes);
+    }
+    // The same every time, to the last bit.
+    const search_result again = search(m, frontier, {.ranks = 3072, .sequences = 3072});
+    for (std::size_t i = 0; i < 5; ++i) {
+        CHECK(key_of(again.best[i].how) == key_of(found.best[i].how));
+        CHECK(again.best[i].seconds() == found.best[i].seconds());
+    }
+    // 14 TB of states do not fit into few of them, whatever one does.
+    const search_result few = search(m, frontier, {.ranks = 64, .sequences = 64});
+    CHECK(few.best.empty());
+    CHECK(few.lightest.peak.memory.total() > frontier.memory_bytes);
+    CHECK(few.lightest.how.ranks() == 64);
+    // 2 + 2 + 12 bytes a parameter.
+    CHECK(16e12 / 64 / frontier.memory_bytes > 3);
+}
+
+TEST_CASE(
+    "published shapes of 22 and 175 billion parameters: no tensors across nodes, fewer where the model is small") {
+    const auto best = [](const char* name, const machine& on, int ranks, std::int64_t sequences) {
+        return search(model_named(name), on, {.ranks = ranks, .sequences = sequences}, 1).best.at(0).how;
+    };
+    CHECK(best("gpt-22b", frontier, 16, 640).tensor == 1);
+    CHECK(best("gpt-175b", frontier, 1024, 10240).tensor <= 4);
+    CHECK(best("gpt-175b", dgx_a100, 512, 64).tensor == 8);
+    CHECK(best("gpt-1t", dgx_a100, 512, 512).tensor == 8);
+    CHECK(best("gpt-530b", dgx_a100, 2240, 2240).tensor <= 8);
+    const job one_node = best("gpt2-1558m", hgx_h100, 8, 1024);
+    CHECK(one_node.tensor == 1);
+    CHECK(one_node.pipeline == 1);
+    CHECK(one_node.zero_stage == 1);
+}
+
+TEST_CASE("alternatives: one dimension each, none of them better, with the reason") {
+    std::mt19937_64 random(11);
+    int looked = 0;
+    int too_large = 0;
+    int slower = 0;
+    int refused = 0;
+    for (int round = 0; round < 30; ++round) {
+        const machine on = some_machine(random);
+        const search_space space = everything(std::vector{4, 8, 24}[static_cast<std::size_t>(round) % 3], 48);
+        const search_result found = search(small, on, space, 1);
+        if (found.best.empty()) { continue; }
+        const planned& best = found.best[0];
+        for (const alternative& a : alternatives(small, on, space, best)) {
+            ++looked;
+            CAPTURE(a.dimension);
+            CAPTURE(a.value);
+            CAPTURE(a.verdict);
+            CHECK_FALSE(a.verdict.empty());
+            if (!a.possible) {
+                ++refused;
+                continue;
+            }
+            const job& b = best.how;
+            const job& j = a.job.how;
+            CHECK(j.ranks() == b.ranks());
+            CHECK(j.sequences() == b.sequences());
+            const bool layout = j.tensor != b.tensor || j.pipeline != b.pipeline;
+            CHECK((layout ? 1 : 0) + (j.micro_batch != b.micro_batch ? 1 : 0) + (j.zero_stage != b.zero_stage ? 1 : 0) +
+                      (j.recompute != b.recompute ? 1 : 0) + (j.compression != b.compression ? 1 : 0) +
+                      (a.dimension == "sequence parallel" || a.dimension == "replicas" || a.dimension == "schedule"
+                           ? 1
+                           : 0) ==
+                  1);
+            if (!fits(small, j, on)) {
+                ++too_large;
+                CHECK(a.verdict.starts_with("does not fit: "));
+            } else {
+                CHECK(precedes(best, a.job));
+                slower += a.job.seconds() > best.seconds() ? 1 : 0;
+                CHECK((a.job.seconds() > best.seconds()) == (a.verdict.find("% time: ") != std::string::npos));
+            }
+        }
+    }
+    CHECK(looked > 300);
+    CHECK(too_large > 20);
+    CHECK(slower > 100);
+    CHECK(refused > 5);
+}
+
+TEST_CASE("a choice is explained in words and numbers") {
+    const model_shape m = model_named("gpt-1t");
+    const search_space space{.ranks = 3072, .sequences = 3072};
+    const std::vector<planned> best = search(m, frontier, space, 3).best;
+    const std::string table = text_of(m, frontier, best);
+    CHECK(table.starts_with("tp "));
+    CHECK(std::count(table.begin(), table.end(), '\n') == 4);
+    CHECK(table.find("8+sp") != std::string::npos);
+    CHECK(table.find("zero<1>") != std::string::npos);
+    const std::string why = text_of(alternatives(m, frontier, space, best[0]), space);
+    CHECK(why.find("does not fit: ") != std::string::npos);
+    CHECK(why.find("tensor             16 ") != std::string::npos);
+    CHECK(why.find("% time: tensor collectives +") != std::string::npos);
+    CHECK(why.find("compression is not searched: it changes gradients\n") != std::string::npos);
+    CHECK(why.find("rounds of local steps are not searched: they change training\n") != std::string::npos);
+    const std::string svg = svg_of(frontier, best, "a < b & c");
+    CHECK(svg.starts_with("<svg "));
+    CHECK(svg.ends_with("</svg>\n"));
+    CHECK(svg.find("a &lt; b &amp; c") != std::string::npos);
+    CHECK(svg.find("zero&lt;1&gt;") != std::string::npos);
+    CHECK(svg.find("57.6 GiB may be used") != std::string::npos);
+    CHECK(strategy_of({}) == "-");
+    CHECK(strategy_of({.data = 8}) == "data_parallel");
+    CHECK(strategy_of({.data = 8, .zero_stage = 3, .replicas = 2}) == "zero<3>, node_shards of 4");
+    CHECK(strategy_of({.data = 8, .replicas = 8, .tau = 4}) == "slow_mo of 4 steps over local");
+    CHECK(strategy_of({.data = 8, .zero_stage = 2, .replicas = 2, .tau = 4, .delayed = true, .compression = 8}) ==
+          "co2 of 4 steps over zero<2>, compressed 8 times");
+    const utilization u = utilization_of(m, frontier, best[0]);
+    CHECK(u.model == doctest::Approx(model_flops(m, best[0].how) / best[0].seconds() / (3072 * 191.5e12)));
+    CHECK(u.hardware > u.model);
+}
+
+TEST_CASE("a space that makes no sense, or in which nothing divides, is refused") {
+    const auto of = [&](const search_space& s) { static_cast<void>(search(small, hgx_h100, s)); };
+    CHECK_THROWS_WITH_AS(of({.ranks = 0}), "plan: 0 ranks and 1 sequences a step; both must be positive", usage_error);
+    CHECK_THROWS_WITH_AS(of({.ranks = 7, .sequences = 16}),
+                         "plan: no layout divides 7 ranks, 8 layers, 4 heads, 4096 words and 16 sequences",
+                         usage_error);
+    CHECK_THROWS_WITH_AS(of({.zero_stages = {4}}), "plan: ZeRO stage 4 of 0 to 3", usage_error);
+    CHECK_THROWS_WITH_AS(of({.zero_stages = {}}),
+                         "plan: a search needs a ZeRO stage, a recomputation and a schedule at least", usage_error);
+    CHECK_THROWS_WITH_AS(of({.compressions = {0.5}}), "plan: compression 0.5; at least 1", usage_error);
+    CHECK_THROWS_WITH_AS(of({.taus = {0}}), "plan: rounds of 0 steps; at least 1", usage_error);
+    CHECK_THROWS_WITH_AS(of({.margin = 1}), "plan: a margin of 1; 0 to below 1", usage_error);
+    CHECK_THROWS_WITH_AS(static_cast<void>(model_named("gpt")),
+                         "plan: 'gpt' is not a model; there are gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m, gpt-22b, "
+                         "gpt-175b, gpt-530b, gpt-1t",
+                         usage_error);
+    CHECK_THROWS_WITH_AS(static_cast<void>(machine_named("cray")),
+                         "plan: 'cray' is not a machine; there are frontier, dgx-a100, hgx-h100, hgx-h200",
+                         usage_error);
+    CHECK(model_named("gpt2-124m").parameters() - (50304 - 50257) * 768 == 124439808);
+    CHECK(std::fabs(static_cast<double>(model_named("gpt-175b").parameters()) / 174.6e9 - 1) < 0.001);
+    CHECK(std::fabs(static_cast<double>(model_named("gpt-1t").parameters()) / 1008e9 - 1) < 0.001);
+}
