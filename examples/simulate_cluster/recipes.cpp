@@ -257,21 +257,31 @@ simulate::outcome run(const replica_job& j, int steps) {
         [&](rank& world) { j.zero_stage == 2 ? train<2>(j, world, steps) : train<3>(j, world, steps); });
 }
 
+double steady_seconds(const replica_job& j) {
+    const int rounds = 2;
+    const int round = static_cast<int>(j.period);
+    return (run(j, 2 * rounds * round).seconds - run(j, rounds * round).seconds) / (rounds * round);
+}
+
 replica_job co2_7b(int nodes, std::size_t period, bool late) {
-    const plan::model_shape model{32, 4096, 32, 65536, 2048};
+    replica_job j{.model = {32, 4096, 32, 65536, 2048},
+                  .network = comm::topology::uniform(1, 8, {5e-6, 210e9}, {5e-5, 10e9}, 1),
+                  .rates = {1.6e12, 1},
+                  .zero_stage = 2,
+                  .tokens = 1024,
+                  .period = 48};
     // 0.86 at a period of 12: a mean takes 13.95 steps. It is of 4 bytes an element, 15/8 of them through 10 GB/s.
-    const double step = 15.0 / 8 * 4 * static_cast<double>(model.parameters()) / 10e9 / 13.95;
-    const std::int64_t tokens = 1024;
-    plan::job one;
+    const double step = 15.0 / 8 * 4 * static_cast<double>(j.model.parameters()) / 10e9 / 13.95;
+    // What a node's step takes besides products does not depend on their speed.
     const double flops =
-        plan::model_flops(model, one) / static_cast<double>(model.sequence) * static_cast<double>(tokens);
-    return {.model = model,
-            .network = comm::topology::uniform(nodes, 8, {5e-6, 210e9}, {5e-5, 10e9}, 1),
-            .rates = {1.6e12, flops / step},
-            .zero_stage = 2,
-            .tokens = tokens,
-            .period = period,
-            .late = late};
+        plan::model_flops(j.model, {}) * static_cast<double>(j.tokens) / static_cast<double>(j.model.sequence);
+    j.rates.flops_per_second = flops / step;
+    const double besides = steady_seconds(j) - step;
+    j.rates.flops_per_second = flops / (step - besides);
+    j.network = comm::topology::uniform(nodes, 8, j.network.inside(), j.network.between(), 1);
+    j.period = period;
+    j.late = late;
+    return j;
 }
 
 replica_job co2_22b(int nodes) {

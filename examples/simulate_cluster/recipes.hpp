@@ -38,6 +38,8 @@ struct replica_job {
     tutti::schedule::timeline* trace = nullptr;  ///< of rank 0
 };
 [[nodiscard]] tutti::simulate::outcome run(const replica_job& j, int steps);
+/// Of a step, once rounds are alike.
+[[nodiscard]] double steady_seconds(const replica_job& j);
 
 /// CO2's scaling study: 7 billion parameters on nodes of 8 A100, which share 80 Gb/s of TCP.
 ///
