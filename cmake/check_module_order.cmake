@@ -22,7 +22,7 @@ set(may_include_sequence schedule ${may_include_schedule})
 set(may_include_checkpoint schedule ${may_include_schedule})
 set(may_include_plan core comm/cost)
 set(may_include_simulate plan schedule ${may_include_schedule} comm/cost)
-set(own_umbrella compress checkpoint sequence zeroth parallel plan)
+set(own_umbrella compress checkpoint sequence zeroth parallel plan simulate)
 
 get_filename_component(INCLUDE_DIR "${INCLUDE_DIR}" ABSOLUTE)
 set(offenses "")

@@ -59,7 +59,7 @@ TEST_CASE("each queue runs in its own way") {
     run(v, count_calls{&calls});
     CHECK(calls == 1);
     CHECK(resolve(v.recording()) == std::vector<double>{4});
-    CHECK(v.recording().streams[0][0].name == "count_calls");
+    CHECK(v.recording().name_of(v.recording().streams[0][0]) == "count_calls");
 
     std::vector<std::string_view> log;
     run(elsewhere::deferred_queue(log), count_calls{&calls});

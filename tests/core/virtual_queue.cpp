@@ -1,6 +1,7 @@
 // virtual_queue: exact virtual times of streams with events, and waits that can never end.
 #include <tutti/core/virtual_queue.hpp>  // under test
 
+#include <chrono>  // times of marks
 #include <limits>  // bad rates
 #include <vector>  // times
 
@@ -23,7 +24,7 @@ TEST_CASE("work lasts as long as the slower of its bytes and its flops") {
     CHECK(resolve(q.recording()) == std::vector<double>{13});
     const auto& steps = q.recording().streams.at(0);
     REQUIRE(steps.size() == 3);
-    CHECK(steps[1].name == "flops");
+    CHECK(q.recording().name_of(steps[1]) == "flops");
     CHECK(steps[1].what == virtual_step::kind::work);
     CHECK(steps[1].seconds == 3);
 }
@@ -71,14 +72,35 @@ TEST_CASE("an event without work in front happens at once") {
     start.wait_host(deadline{});
 }
 
-TEST_CASE("collectives of one rank last their own duration") {
+TEST_CASE("a rank alone cannot tell how long it waits for others") {
     virtual_queue a = seconds_queue();
-    a.charge_collective("all_reduce", 3, 17, 2.5);
-    CHECK(resolve(a.recording()) == std::vector<double>{2.5});
+    a.charge_collective("all_reduce", 3, 17);
     const virtual_step& s = a.recording().streams[0][0];
     CHECK(s.what == virtual_step::kind::collective);
+    CHECK(a.recording().name_of(s) == "all_reduce");
     CHECK(s.id == 3);
     CHECK(s.call == 17);
+    CHECK_THROWS_WITH_AS(resolve(a.recording()), "virtual_queue: stream 0 waits for other ranks in all_reduce",
+                         usage_error);
+}
+
+TEST_CASE("marks are reached once the recording is resolved, to the nanosecond") {
+    virtual_queue a = seconds_queue();
+    a.charge("a1", {.bytes = 1.5});
+    const auto first = a.mark();
+    a.charge("a2", {.bytes = 0.25});
+    const auto second = a.mark();
+    REQUIRE(first.has_value());
+    CHECK(!first->ready());
+    resolve(a.recording());
+    REQUIRE(second->ready());
+    CHECK(first->when() - deadline{} == std::chrono::milliseconds(1500));
+    CHECK(second->since(*first) == std::chrono::milliseconds(250));
+    const auto third = a.mark();  // recorded since
+    CHECK(!third->ready());
+    a.recording().abandoned = true;
+    CHECK(third->ready());
+    CHECK_THROWS_WITH_AS(static_cast<void>(third->when()), "virtual_queue: a mark that is never reached", usage_error);
 }
 
 TEST_CASE("a wait that nothing ends is an error that names stream and event") {

@@ -2,9 +2,11 @@
 // Needs comm/call. A backend derives from front<Backend, Queue> and implements execute(const call&).
 #pragma once
 
+#include <algorithm>    // adjacent_find
 #include <array>        // control gather
 #include <cstddef>      // size_t
 #include <cstdint>      // sequence numbers
+#include <functional>   // not_equal_to
 #include <span>         // counts, transfers
 #include <string>       // agree's text
 #include <string_view>  // names
@@ -229,14 +231,22 @@ public:
     /// Throws mismatch_error on every rank when hashes differ. The ranks it names are those that differ from the most
     /// common hash (of several, the one of the lowest rank).
     void agree(std::uint64_t hash, std::string_view what) {
-        const auto all = self().gather_control({hash, 0, 0, 0});
+        expect_agreement(self().gather_control({hash, 0, 0, 0}), what);
+    }
+
+protected:
+    front() = default;
+    /// Number of the collective in progress, for calls that do not go through execute (duplicate, split).
+    std::uint64_t next_collective() noexcept { return ++collectives_; }
+    /// What agree says of the records that all gave.
+    void expect_agreement(const std::vector<control_record>& all, std::string_view what) {
+        if (std::adjacent_find(all.begin(), all.end(), std::not_equal_to<>{}) == all.end()) { return; }
         const std::size_t reference =
             detail::majority(all.size(), [&](std::size_t a, std::size_t b) { return all[a] == all[b]; });
         std::vector<int> differing;
         for (std::size_t r = 0; r < all.size(); ++r) {
             if (all[r] != all[reference]) { differing.push_back(static_cast<int>(r)); }
         }
-        if (differing.empty()) { return; }
         std::string list = formatted("rank {}: {:016x}", reference, all[reference][0]);
         for (const int r : differing) {
             list += formatted(", rank {}: {:016x}", r, all[static_cast<std::size_t>(r)][0]);
@@ -247,11 +257,6 @@ public:
         detail::abort_together(self(), text);
         throw mismatch_error(text, std::move(differing), context);
     }
-
-protected:
-    front() = default;
-    /// Number of the collective in progress, for calls that do not go through execute (duplicate, split).
-    std::uint64_t next_collective() noexcept { return ++collectives_; }
 
 private:
     [[nodiscard]] Derived& self() noexcept { return static_cast<Derived&>(*this); }

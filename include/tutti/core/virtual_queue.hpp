@@ -3,13 +3,17 @@
 #pragma once
 
 #include <algorithm>    // max
+#include <chrono>       // virtual times as points of the clock
 #include <cstdint>      // event ids
 #include <memory>       // the recording is shared by a rank's queues
+#include <optional>     // marks
 #include <string_view>  // operation names
 #include <vector>       // streams of steps
 
-#include <tutti/core/run.hpp>   // cost, charging_queue
-#include <tutti/core/text.hpp>  // formatted
+#include <tutti/core/deadline.hpp>  // what a mark tells
+#include <tutti/core/error.hpp>     // usage_error
+#include <tutti/core/run.hpp>       // cost, charging_queue
+#include <tutti/core/text.hpp>      // formatted
 
 namespace tutti {
 
@@ -19,30 +23,54 @@ struct virtual_rates {
     double flops_per_second = 300e12;
 };
 
-/// One step of a virtual stream.
+/// One step of a virtual stream. Small: a large job records a hundred million of them.
 struct virtual_step {
     enum class kind : std::uint8_t { work, collective, record, wait };
     kind what = kind::work;
-    std::string_view name;   ///< operation; points to a literal
-    std::uint64_t id = 0;    ///< event of record and wait; communicator of a collective
-    std::uint64_t call = 0;  ///< n-th call on that communicator
-    double seconds = 0;      ///< duration of work, or of a collective once all its ranks have arrived
+    std::uint16_t name = 0;  ///< number of the operation's name, see virtual_recording::name_of
+    std::uint32_t id = 0;    ///< event of record and wait; of a collective, what charge_collective was given
+    union {
+        double seconds = 0;  ///< of work
+        std::uint64_t call;  ///< of a collective, likewise
+    };
 };
+static_assert(sizeof(virtual_step) == 16);
 
-/// Everything one virtual rank recorded: its streams, event count and memory.
+/// Everything one virtual rank recorded: its streams, event count and memory; and once resolved, when events happened.
 struct virtual_recording {
     virtual_rates rates;
     std::vector<std::vector<virtual_step>> streams;
-    std::uint64_t events = 0;
+    std::uint32_t events = 0;
+    std::vector<double> reached;  ///< by event, seconds; negative while it lies ahead. Written by who resolves
+    bool abandoned = false;       ///< will never be resolved
     memory_account account;
+
+    [[nodiscard]] std::string_view name_of(const virtual_step& s) const { return names_.at(s.name); }
+    /// The number of a name, which points to a literal.
+    [[nodiscard]] std::uint16_t number_of(std::string_view name) {
+        for (std::size_t i = 0; i < names_.size(); ++i) {
+            if (names_[i].data() == name.data() && names_[i].size() == name.size()) {
+                return static_cast<std::uint16_t>(i);
+            }
+        }
+        names_.push_back(name);
+        return narrow<std::uint16_t>(names_.size() - 1, "virtual_queue: the number of names");
+    }
+
+private:
+    std::vector<std::string_view> names_;
 };
 
 /// A stream of a virtual rank.
 ///
-/// Semantics    nothing executes: `run` appends the operation's time, max(bytes / bandwidth, flops / rate).
+/// Semantics    nothing executes: `run` appends the operation's time, max(bytes / bandwidth, flops / rate). Streams of a
+///              rank are as fast side by side as alone. Events and marks count as reached for whoever would wait on the
+///              host: the program that records is infinitely fast.
+///   mark       when it was reached is known once the recording has been resolved: seconds from `deadline{}`, to the
+///              nearest nanosecond. A timeline of virtual ranks takes that as its origin.
 /// Threads      one thread records a rank.
 /// Determinism  the recording depends on the program alone.
-/// Cost         one vector append a step.
+/// Cost         16 bytes a step.
 class virtual_queue {
     std::shared_ptr<virtual_recording> recording_;
     std::size_t stream_ = 0;
@@ -52,9 +80,29 @@ public:
     static constexpr bool executes_inline = false;
 
     struct event_type {
-        std::uint64_t id = 0;
+        std::uint32_t id = 0;
         [[nodiscard]] bool ready() const noexcept { return true; }
         void wait_host(deadline) const noexcept {}
+    };
+    class mark_type {
+        friend virtual_queue;
+        std::shared_ptr<const virtual_recording> recording_;
+        std::uint32_t event_;
+        mark_type(std::shared_ptr<const virtual_recording> r, std::uint32_t e) : recording_(std::move(r)), event_(e) {}
+        [[nodiscard]] double reached() const {
+            if (recording_->abandoned) { throw usage_error("virtual_queue: a mark that is never reached"); }
+            return recording_->reached.at(event_);
+        }
+        [[nodiscard]] static duration ticks(double s) {
+            return std::chrono::round<duration>(std::chrono::duration<double>(s));
+        }
+
+    public:
+        [[nodiscard]] bool ready() const noexcept {
+            return recording_->abandoned || (event_ < recording_->reached.size() && recording_->reached[event_] >= 0);
+        }
+        [[nodiscard]] deadline when() const { return deadline{} + ticks(reached()); }
+        [[nodiscard]] duration since(const mark_type& earlier) const { return when() - earlier.when(); }
     };
 
     virtual_queue() : virtual_queue(virtual_rates{}) {}
@@ -67,21 +115,25 @@ public:
         recording_->streams.emplace_back();
     }
 
-    [[nodiscard]] event_type record() {
+    [[nodiscard]] event_type record() const {
         const event_type e{recording_->events++};
-        push({virtual_step::kind::record, "record", e.id, 0, 0});
+        push({virtual_step::kind::record, number("record"), e.id, {}});
         return e;
     }
-    void wait(const event_type& e) { push({virtual_step::kind::wait, "wait", e.id, 0, 0}); }
+    void wait(const event_type& e) { push({virtual_step::kind::wait, number("wait"), e.id, {}}); }
+    [[nodiscard]] std::optional<mark_type> mark() const { return mark_type(recording_, record().id); }
 
     void charge(std::string_view name, cost c) {
         const virtual_rates& r = recording_->rates;
-        push({virtual_step::kind::work, name, 0, 0,
-              std::max(c.bytes / r.bytes_per_second, c.flops / r.flops_per_second)});
+        virtual_step s{virtual_step::kind::work, number(name), 0, {}};
+        s.seconds = std::max(c.bytes / r.bytes_per_second, c.flops / r.flops_per_second);
+        push(s);
     }
-    /// A collective: lasts `seconds` from the arrival of the last rank.
-    void charge_collective(std::string_view name, std::uint64_t communicator, std::uint64_t call, double seconds) {
-        push({virtual_step::kind::collective, name, communicator, call, seconds});
+    /// Something that other ranks take part in. `id` and `call` mean something to who resolves the recordings of all.
+    void charge_collective(std::string_view name, std::uint32_t id, std::uint64_t call) {
+        virtual_step s{virtual_step::kind::collective, number(name), id, {}};
+        s.call = call;
+        push(s);
     }
 
     [[nodiscard]] void* allocate(std::size_t bytes) const noexcept {
@@ -98,23 +150,30 @@ public:
         recording_->streams.emplace_back();
         return q;
     }
-    [[nodiscard]] const virtual_recording& recording() const noexcept { return *recording_; }
+    /// Of all streams of the rank.
+    [[nodiscard]] virtual_recording& recording() const noexcept { return *recording_; }
+    [[nodiscard]] const std::shared_ptr<virtual_recording>& shared_recording() const noexcept { return recording_; }
+    /// Its place among them.
+    [[nodiscard]] std::size_t stream() const noexcept { return stream_; }
 
 private:
-    void push(virtual_step s) { recording_->streams[stream_].push_back(s); }
+    [[nodiscard]] std::uint16_t number(std::string_view name) const { return recording_->number_of(name); }
+    void push(virtual_step s) const { recording_->streams[stream_].push_back(s); }
 };
-static_assert(queue<virtual_queue> && charging_queue<virtual_queue>);
+static_assert(timed_queue<virtual_queue> && charging_queue<virtual_queue>);
 
-/// Virtual time at which each stream of one rank ends, all its streams resolved against their events. Collectives count
-/// with their own duration: with one rank nobody has to be waited for.
+/// Virtual time at which each stream of one rank ends, all its streams resolved against their events.
 ///
+/// Semantics  may be called again when more has been recorded. Marks are reached afterwards.
 /// Cost    linear in the number of steps.
-/// Errors  usage_error when a stream waits for an event that is never recorded before it.
-[[nodiscard]] inline std::vector<double> resolve(const virtual_recording& recording) {
+/// Errors  usage_error when a stream waits for an event that is never recorded before it, or for other ranks
+///         (simulate/cluster resolves those).
+inline std::vector<double> resolve(virtual_recording& recording) {
     const std::size_t streams = recording.streams.size();
     std::vector<double> time(streams, 0.0);
     std::vector<std::size_t> next(streams, 0);
-    std::vector<double> event(recording.events, -1.0);
+    std::vector<double>& event = recording.reached;
+    event.assign(recording.events, -1.0);
     for (bool progress = true; progress;) {
         progress = false;
         for (std::size_t s = 0; s < streams; ++s) {
@@ -126,8 +185,11 @@ static_assert(queue<virtual_queue> && charging_queue<virtual_queue>);
                 } else if (step.what == virtual_step::kind::wait) {
                     if (step.id >= event.size() || event[step.id] < 0) { break; }
                     time[s] = std::max(time[s], event[step.id]);
-                } else {
+                } else if (step.what == virtual_step::kind::work) {
                     time[s] += step.seconds;
+                } else {
+                    throw usage_error(
+                        formatted("virtual_queue: stream {} waits for other ranks in {}", s, recording.name_of(step)));
                 }
             }
         }

@@ -8,6 +8,7 @@
 // pipelines: what is a schedule, where they come from, whether one can work, what it takes, and running it
 #include <tutti/parallel/pipeline.hpp>
 #include <tutti/parallel/pipeline_check.hpp>
+#include <tutti/parallel/pipeline_plan.hpp>
 #include <tutti/parallel/pipeline_program.hpp>
 #include <tutti/parallel/pipeline_render.hpp>
 #include <tutti/parallel/pipeline_replay.hpp>

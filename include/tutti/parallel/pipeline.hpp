@@ -1,5 +1,5 @@
 // pipeline: runs a schedule over a user's stages: activations and gradients travel, weights stay.
-// Needs parallel/pipeline_check and schedule/lane. Source: Huang et al. 2019, arXiv:1811.06965 (with recomputation).
+// Needs parallel/pipeline_plan and schedule/lane. Source: Huang et al. 2019, arXiv:1811.06965 (with recomputation).
 #pragma once
 
 #include <algorithm>    // max
@@ -8,8 +8,8 @@
 #include <cstdint>      // counts, hashes
 #include <deque>        // messages on their way
 #include <exception>    // errors of stages
+#include <memory>       // plans
 #include <optional>     // lane, buffers
-#include <span>         // words of a hash
 #include <string>       // messages
 #include <string_view>  // names
 #include <utility>      // move
@@ -21,8 +21,8 @@
 #include <tutti/core/state.hpp>                  // hash_bytes
 #include <tutti/core/text.hpp>                   // formatted
 #include <tutti/core/view.hpp>                   // view
-#include <tutti/parallel/pipeline_check.hpp>     // validate
-#include <tutti/parallel/pipeline_program.hpp>   // program_of
+#include <tutti/parallel/pipeline_plan.hpp>      // pipeline_plan
+#include <tutti/parallel/pipeline_program.hpp>   // pipeline_step
 #include <tutti/parallel/pipeline_schedule.hpp>  // pipeline_schedule
 #include <tutti/schedule/lane.hpp>               // lane
 
@@ -92,28 +92,28 @@ template <comm::can_exchange C, transportable T> class pipeline {
     using M = memory_of<C>;
 
     C comm_;
-    pipeline_schedule schedule_;
+    std::shared_ptr<const pipeline_plan> plan_;
     pipeline_options options_;
-    std::vector<pipeline_step> steps_;
     std::optional<schedule::lane<C>> lane_;
 
 public:
     using element_type = T;
     using queue_type = Q;
 
-    pipeline(C own, pipeline_schedule s, pipeline_options o)
-        : comm_(std::move(own)), schedule_(std::move(s)), options_(std::move(o)) {
-        const std::string why = fault();
+    pipeline(C own, pipeline_schedule s, pipeline_options o) : comm_(std::move(own)), options_(std::move(o)) {
+        std::string why;
         try {
-            comm_.agree(why.empty() ? hash() : hash_bytes(as_bytes(view<const char>(why))), "schedule and sizes");
-        } catch (const mismatch_error&) {
-            if (why.empty()) { throw; }
-        }
-        if (!why.empty()) { throw usage_error(why); }
-        if (options_.overlap) { lane_.emplace(comm_.duplicate("pipeline"), options_.lane_choice); }
+            plan_ = plan_pipeline(std::move(s), delivery_of(options_), options_.times);
+        } catch (const usage_error& e) { why = e.what(); }
+        start(std::move(why));
+    }
+    /// The same by a plan that ranks share; `o.times` play no part.
+    pipeline(C own, std::shared_ptr<const pipeline_plan> shared, pipeline_options o)
+        : comm_(std::move(own)), plan_(std::move(shared)), options_(std::move(o)) {
+        start("");
     }
 
-    [[nodiscard]] const pipeline_schedule& schedule() const noexcept { return schedule_; }
+    [[nodiscard]] const pipeline_schedule& schedule() const noexcept { return plan_->schedule; }
     [[nodiscard]] C& communicator() noexcept { return comm_; }
     [[nodiscard]] Q queue() const noexcept { return comm_.queue(); }
 
@@ -132,20 +132,28 @@ public:
     }
 
 private:
-    // What makes this pipeline impossible; "" if nothing does. Fills in the steps.
-    [[nodiscard]] std::string fault() {
-        if (comm_.size() != schedule_.ranks) {
-            return formatted("pipeline: {} for {} ranks on a communicator of {}, '{}'", schedule_.name, schedule_.ranks,
-                             comm_.size(), comm_.name());
-        }
+    void start(std::string why) {
+        if (why.empty()) { why = fault(); }
         try {
-            validate(schedule_);
-            pipeline_program program =
-                program_of(schedule_, options_.overlap ? delivery::ahead : delivery::between, options_.times);
-            validate(schedule_, program);
-            steps_ = std::move(program[static_cast<std::size_t>(comm_.rank())]);
-        } catch (const usage_error& e) { return e.what(); }
-        const auto borders = static_cast<std::size_t>(schedule_.stages() - 1);
+            comm_.agree(why.empty() ? hash() : hash_bytes(as_bytes(view<const char>(why))), "schedule and sizes");
+        } catch (const mismatch_error&) {
+            if (why.empty()) { throw; }
+        }
+        if (!why.empty()) { throw usage_error(why); }
+        if (options_.overlap) { lane_.emplace(comm_.duplicate("pipeline"), options_.lane_choice); }
+    }
+    // What makes this pipeline impossible; "" if nothing does. Fills in sizes.
+    [[nodiscard]] std::string fault() {
+        const pipeline_schedule& s = plan_->schedule;
+        if (comm_.size() != s.ranks) {
+            return formatted("pipeline: {} for {} ranks on a communicator of {}, '{}'", s.name, s.ranks, comm_.size(),
+                             comm_.name());
+        }
+        if (plan_->when != delivery_of(options_)) {
+            return formatted("pipeline: the plan is for messages {} computations, overlap is {}",
+                             plan_->when == delivery::ahead ? "beside" : "between", options_.overlap ? "on" : "off");
+        }
+        const auto borders = static_cast<std::size_t>(s.stages() - 1);
         if (options_.elements.size() == 1) { options_.elements.assign(borders, options_.elements[0]); }
         if (options_.elements.size() != borders) {
             return formatted("pipeline: sizes of {} activations for {} borders between stages",
@@ -153,20 +161,13 @@ private:
         }
         return "";
     }
+    [[nodiscard]] static delivery delivery_of(const pipeline_options& o) noexcept {
+        return o.overlap ? delivery::ahead : delivery::between;
+    }
     [[nodiscard]] std::uint64_t hash() const {
-        std::vector<std::int64_t> words{schedule_.ranks, schedule_.micro_batches, options_.overlap ? 1 : 0,
-                                        static_cast<std::int64_t>(sizeof(T))};
-        for (const auto& route : schedule_.routes) { words.insert(words.end(), route.begin(), route.end()); }
-        for (const auto& list : schedule_.actions) {
-            words.push_back(-1);
-            for (const action& a : list) {
-                words.insert(words.end(), {static_cast<std::int64_t>(a.what), a.stage, a.micro_batch});
-            }
-        }
-        for (const std::size_t n : options_.elements) { words.push_back(static_cast<std::int64_t>(n)); }
-        const pass_times& t = options_.times;
-        words.insert(words.end(), {t.forward, t.backward_input, t.backward_weight, t.transfer, t.pair.value_or(-1)});
-        return hash_bytes(as_bytes(view<const std::int64_t>(words)));
+        std::vector<std::uint64_t> words{plan_->hash, sizeof(T)};
+        words.insert(words.end(), options_.elements.begin(), options_.elements.end());
+        return hash_bytes(as_bytes(view<const std::uint64_t>(words)));
     }
 
     // One run: what is on its way and what is held.
@@ -177,7 +178,7 @@ private:
             schedule::ticket<Q> moving{};
             parcel(Q q, std::size_t elements) : data(q, elements) {}
         };
-        using table = std::vector<std::optional<parcel>>;
+        using table = std::vector<std::vector<std::optional<parcel>>>;  // rows of stages that this rank has to do with
 
         pipeline& pipe_;
         S& stage_;
@@ -194,14 +195,12 @@ private:
         pipeline_counts counts;
 
         execution(pipeline& p, S& stage) : pipe_(p), stage_(stage), queue_(p.queue()) {
-            const auto places =
-                static_cast<std::size_t>(p.schedule_.stages()) * static_cast<std::size_t>(p.schedule_.micro_batches);
-            activations_.resize(places);
-            gradients_.resize(places);
+            activations_.resize(static_cast<std::size_t>(p.schedule().stages()));
+            gradients_.resize(activations_.size());
         }
 
         void run() {
-            for (const pipeline_step& step : pipe_.steps_) {
+            for (const pipeline_step& step : pipe_.plan_->program[static_cast<std::size_t>(pipe_.comm_.rank())]) {
                 switch (step.kind) {
                 case step_kind::compute:
                     exchange_group();
@@ -217,8 +216,9 @@ private:
 
     private:
         [[nodiscard]] std::optional<parcel>& place(table& t, int stage, int micro_batch) {
-            return t[static_cast<std::size_t>(stage) * static_cast<std::size_t>(pipe_.schedule_.micro_batches) +
-                     static_cast<std::size_t>(micro_batch)];
+            auto& row = t[static_cast<std::size_t>(stage)];
+            if (row.empty()) { row.resize(static_cast<std::size_t>(pipe_.schedule().micro_batches)); }
+            return row[static_cast<std::size_t>(micro_batch)];
         }
         // Where the result of a pass is, whether made here or received.
         [[nodiscard]] std::optional<parcel>& result_of(const action& a) {
@@ -278,13 +278,13 @@ private:
             return p->data.view();
         }
         [[nodiscard]] view<T, M> output(const action& a) {
-            if (detail::consumer_of(pipe_.schedule_, a) < 0) { return {}; }
+            if (detail::consumer_of(pipe_.schedule(), a) < 0) { return {}; }
             return result_of(a).emplace(queue_, elements_of_result(a)).data.view();
         }
 
         void compute(const action& a) {
-            const int route = pipe_.schedule_.route_of(a.micro_batch);
-            stage_call call{a.stage, pipe_.schedule_.chunk_of(route, a.stage), a.micro_batch, true};
+            const int route = pipe_.schedule().route_of(a.micro_batch);
+            stage_call call{a.stage, pipe_.schedule().chunk_of(route, a.stage), a.micro_batch, true};
             const view<const T, M> in = input(activations_, a.stage, a.micro_batch);
             if (a.what == pass::forward) {
                 call.keep = !pipe_.options_.recompute;
@@ -308,7 +308,7 @@ private:
         }
         void forward_again(const stage_call& call, view<const T, M> in) {
             const action a{pass::forward, call.stage, call.micro_batch};
-            const bool last = detail::consumer_of(pipe_.schedule_, a) < 0;
+            const bool last = detail::consumer_of(pipe_.schedule(), a) < 0;
             const buffer<T, Q> out(queue_, last ? 0 : elements_of_result(a));
             stage_.forward(call, in, last ? view<T, M>{} : out.view());
             ++counts.recomputed;

@@ -2,7 +2,7 @@
 // Needs optimize/clip and strategy/detail/shard_plan. Same blocks, same order, same bits as optimize::global_norm.
 #pragma once
 
-#include <algorithm>  // min, max
+#include <algorithm>  // min, lower_bound, sort
 #include <cmath>      // sqrt
 #include <cstddef>    // size_t
 #include <vector>     // runs of blocks
@@ -20,7 +20,7 @@ namespace tutti::strategy::detail {
 ///              together on every rank first: all_reduce over copies that are zero where a rank owns nothing.
 /// Determinism  depends on the elements alone: neither on ranks, buckets nor timing (x + 0 is exact).
 /// Cost         one read of the shard; all_reduce of 8 bytes a block, and of shared_elements() gradients: at most
-///              norm_block a bucket. One fetch.
+///              norm_block a bucket. One fetch. Construction: buckets times ranks.
 template <communicator C, floating_element T>
 requires comm::can_all_reduce<C, double, sum> && comm::can_all_reduce<C, T, sum>
 class sharded_norm {
@@ -44,44 +44,42 @@ public:
     sharded_norm(Q q, const shard_plan& plan)
         : blocks_(optimize::norm_blocks(plan.buckets().elements)), scratch_(q, blocks_ + 1), together_(q, 0) {
         constexpr std::size_t grain = optimize::norm_block;
-        constexpr int nobody = -1;
-        constexpr int several = -2;
         const std::size_t elements = plan.buckets().elements;
-        std::vector<int> owner(blocks_, nobody);
-        for (std::size_t b = 0; b < plan.size(); ++b) {
-            std::size_t first = plan.bucket(b).offset;
-            for (std::size_t r = 0; r < plan.ranks(); ++r) {
-                const std::size_t end = first + plan.counts(b)[r];
-                for (std::size_t k = first / grain; k * grain < end && first != end; ++k) {
-                    int& now = owner[k];
-                    now = now == nobody || now == static_cast<int>(r) ? static_cast<int>(r) : several;
-                }
-                first = end;
-            }
-        }
         const auto end_of = [&](std::size_t k) { return std::min((k + 1) * grain, elements); };
-        std::vector<std::size_t> shared_place(blocks_);
+        ends_of_buckets ends(plan);
         std::size_t shared = 0;
-        for (std::size_t k = 0; k < blocks_; ++k) {
-            if (owner[k] != several) { continue; }
-            shared_place[k] = shared;
-            extend(shared_, k, end_of(k) - k * grain, shared);
-            shared += end_of(k) - k * grain;
+        for (std::size_t k = 0; k < ends.blocks.size(); ++k) {
+            if (ends.owner[k] != ends_of_buckets::several) { continue; }
+            const std::size_t block = ends.blocks[k];
+            const std::size_t count = end_of(block) - block * grain;
+            ends.shared_place[k] = shared;
+            extend(shared_, block, 1, count, shared);
+            shared += count;
         }
         together_ = buffer<T, Q>(q, shared);
         for (std::size_t b = plan.size(); b-- > 0;) {
             const owned_piece& own = plan.own(b);
             const std::size_t end = own.first + own.count;
             for (std::size_t at = own.first; at < end;) {
-                const std::size_t k = at / grain;
-                const std::size_t next = std::min(end_of(k), end);
+                const std::size_t block = at / grain;
                 const std::size_t place = own.place + (at - own.first);
-                if (owner[k] == several) {
-                    pieces_.push_back({place, next - at, shared_place[k] + (at - k * grain)});
-                } else if (at == k * grain) {  // else the block is in its run already, with the bucket before
-                    extend(own_, k, end_of(k) - at, place);
+                const std::size_t k = ends.find(block);
+                if (k < ends.blocks.size() && ends.owner[k] == ends_of_buckets::several) {
+                    const std::size_t next = std::min(end_of(block), end);
+                    pieces_.push_back({place, next - at, ends.shared_place[k] + (at - block * grain)});
+                    at = next;
+                    continue;
                 }
-                at = next;
+                // All blocks up to the last of the piece, which ends a bucket or is the rank's own.
+                const std::size_t last = (end - 1) / grain;
+                const std::size_t next = last > block ? last * grain : end;
+                if (at == block * grain) {  // else the block is in its run already, with the bucket before
+                    const std::size_t count = last > block ? last - block : 1;
+                    extend(own_, block, count, end_of(block + count - 1) - at, place);
+                    at = next;
+                } else {
+                    at = std::min(end_of(block), end);
+                }
             }
         }
     }
@@ -116,12 +114,58 @@ public:
     }
 
 private:
-    static void extend(std::vector<run_of_blocks>& runs, std::size_t block, std::size_t elements, std::size_t place) {
+    // The blocks in which buckets begin and end, ascending, and who owns elements of them. All others lie inside a part
+    // of a bucket, or are cut off from the next part at their own end.
+    struct ends_of_buckets {
+        static constexpr int nobody = -1;
+        static constexpr int several = -2;
+        std::vector<std::size_t> blocks, shared_place;
+        std::vector<int> owner;
+
+        explicit ends_of_buckets(const shard_plan& plan) {
+            constexpr std::size_t grain = optimize::norm_block;
+            for (std::size_t b = plan.size(); b-- > 0;) {
+                if (plan.bucket(b).size == 0) { continue; }
+                blocks.push_back(plan.bucket(b).offset / grain);
+                blocks.push_back((plan.bucket(b).offset + plan.bucket(b).size - 1) / grain);
+            }
+            std::sort(blocks.begin(), blocks.end());
+            blocks.erase(std::unique(blocks.begin(), blocks.end()), blocks.end());
+            shared_place.resize(blocks.size());
+            owner.resize(blocks.size(), nobody);
+            for (std::size_t b = 0; b < plan.size(); ++b) {
+                std::size_t first = plan.bucket(b).offset;
+                for (std::size_t r = 0; r < plan.ranks(); ++r) {
+                    const std::size_t end = first + plan.counts(b)[r];
+                    if (first != end) {
+                        add(first / grain, static_cast<int>(r));
+                        add((end - 1) / grain, static_cast<int>(r));
+                    }
+                    first = end;
+                }
+            }
+        }
+        /// Its place; blocks.size() for a block inside a bucket.
+        [[nodiscard]] std::size_t find(std::size_t block) const {
+            const auto at = std::lower_bound(blocks.begin(), blocks.end(), block);
+            return at != blocks.end() && *at == block ? static_cast<std::size_t>(at - blocks.begin()) : blocks.size();
+        }
+
+    private:
+        void add(std::size_t block, int rank) {
+            const std::size_t k = find(block);
+            if (k == blocks.size()) { return; }
+            owner[k] = owner[k] == nobody || owner[k] == rank ? rank : several;
+        }
+    };
+
+    static void extend(std::vector<run_of_blocks>& runs, std::size_t block, std::size_t count, std::size_t elements,
+                       std::size_t place) {
         if (!runs.empty() && runs.back().block + runs.back().count == block) {
-            runs.back().count += 1;
+            runs.back().count += count;
             runs.back().elements += elements;
         } else {
-            runs.push_back({block, 1, place, elements});
+            runs.push_back({block, count, place, elements});
         }
     }
 };
