@@ -9,6 +9,7 @@
 #include <vector>     // samples
 
 #include <tutti/sequence/calibration.hpp>  // fitted, calibrated
+#include <tutti/sequence/calibration_json.hpp>  // json_of
 #include <tutti/sequence/cost.hpp>         // thresholds
 #include <tutti/sequence/estimate.hpp>     // estimated
 

@@ -143,7 +143,7 @@ TEST_CASE("the bytes a rank sends are those of the formula") {
         return bytes;
     };
     const attention_heads heads{4, 2, 3};
-    // Equal chunks: (G - 1) / G of s tokens of kappa bytes; backward as much, and all s once.
+    // Equal chunks: (G - 1) / G of s tokens of kappa bytes; backward as much twice, and s / G once.
     for (const int ranks : {1, 2, 3, 4, 8}) {
         CAPTURE(ranks);
         const std::uint64_t s = 96;
@@ -151,12 +151,12 @@ TEST_CASE("the bytes a rank sends are those of the formula") {
         const std::uint64_t kappa = 2 * heads.kv * heads.width * sizeof(double);
         for (const auto& b : sent(on_all(ranks, {96}), heads, double{})) {
             CHECK(b[0] == (g - 1) * s / g * kappa);
-            CHECK(b[1] == (ranks == 1 ? 0 : (g - 1) * s / g * kappa + s * kappa));
+            CHECK(b[1] == (ranks == 1 ? 0 : 2 * (g - 1) * s / g * kappa + s / g * kappa));
         }
-        // 16-bit keys and values travel as such, their gradients as floats.
+        // 16-bit keys and values travel as such, their gradients as floats, but for the hop that brings them home.
         for (const auto& b : sent(on_all(ranks, {96}), heads, tutti::bfloat16{})) {
             CHECK(b[0] == (g - 1) * s / g * kappa / 4);
-            CHECK(b[1] == (ranks == 1 ? 0 : (g - 1) * s / g * kappa / 4 + s * kappa / 2));
+            CHECK(b[1] == (ranks == 1 ? 0 : s * kappa / 4 + (g - 1) * s / g * kappa / 2));
         }
     }
     // Unequal chunks, several rings: rank i of a ring sends all tokens but those of rank i + 1.
