@@ -215,6 +215,10 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
             queries->push_back(b.query.tokens);
             counting_kernel::forward(q, b);
         }
+        void backward(host_queue q, const backward_block<double, host_memory>& b) {
+            queries->push_back(b.query.tokens);
+            counting_kernel::backward(q, b);
+        }
     };
     // Chunks of rank 0: of 8 tokens of a ring of four, of 6 tokens of a ring of two; three sequences of 10 tokens.
     const placement where = placed({2, 2}, {10, 64, 10, 24, 10}, {{0}, {0, 1, 2, 3}, {0}, {0, 1}, {0}});
@@ -229,6 +233,11 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
         // All rows see own keys; those of the others, which are between rank 0's chunks, the late rows alone.
         const std::vector<std::size_t> expected{16, 12, 10, /**/ 8, 6, 10, /**/ 8, 10, /**/ 8};
         expect(world.rank() != 0 || *queries == expected, "another order");
+        // Backward leaves them to its last round, in which the rings' gradients come home.
+        queries->clear();
+        mine.backward(e);
+        const std::vector<std::size_t> back{16, 12, /**/ 8, 6, /**/ 8, /**/ 8, /**/ 10, 10, 10};
+        expect(world.rank() != 0 || *queries == back, "another order of backward");
     });
 }
 

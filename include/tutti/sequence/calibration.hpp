@@ -1,5 +1,5 @@
 // calibration: attention, links and rings timed on the machine at hand, and what a planner wants to know fitted to it.
-// Needs sequence/estimate. The caller says how attention and rings of a length are timed; nothing is run here by itself.
+// Needs sequence/cost. The caller says how attention and rings of a length are timed; nothing is run here by itself.
 // calibration_json keeps the result, measured_link times links.
 #pragma once
 
@@ -16,11 +16,10 @@
 #include <utility>    // move
 #include <vector>     // samples
 
-#include <tutti/comm/topology.hpp>      // link
-#include <tutti/core/error.hpp>         // usage_error
-#include <tutti/core/text.hpp>          // formatted
-#include <tutti/sequence/cost.hpp>      // attention_cost, attention_sample
-#include <tutti/sequence/estimate.hpp>  // a ring's time without steps
+#include <tutti/comm/topology.hpp>  // link
+#include <tutti/core/error.hpp>     // usage_error
+#include <tutti/core/text.hpp>      // formatted
+#include <tutti/sequence/cost.hpp>  // attention_cost, attention_sample
 
 namespace tutti::sequence {
 
@@ -190,23 +189,30 @@ inline void expect_rings(std::span<const ring_sample> samples) {
 }
 }  // namespace detail
 
-/// What steps of rings take beside attention: the coefficients, none below 0, that with the model's time of a ring
-/// without them come closest to the samples, by the sum of squares of relative errors. Where transfers take longer than
-/// computing, steps are hidden by them, and the samples say less than what they take.
+/// What steps of rings take beside attention: the coefficients, none below 0, that come closest to the samples, by the sum
+/// of squares of relative errors of times. By the model a ring of G takes (G - 1) max(x, sending) + x + home, x the time of
+/// a step: each sample gives an x, and what of it is not attention.
 /// Errors  usage_error: no samples, a ring of fewer than 2 ranks or without tokens, a time that is not positive and finite.
-[[nodiscard]] inline step_cost fitted_steps(const attention_cost& cost, transfer_cost transfers,
+[[nodiscard]] inline step_cost fitted_steps(const attention_cost& cost, const transfer_cost& transfers,
                                             std::span<const ring_sample> samples) {
     detail::expect_rings(samples);
-    transfers.step = {};
+    const comm::link& link = transfers.inside;
     std::array<std::vector<double>, 3> columns;
     std::vector<double> beside;
     for (const ring_sample& s : samples) {
-        detail::rank_rings alone;
-        alone.add(s.ranks, zone::node, cost(s.tokens), s.tokens, transfers);
-        columns[0].push_back(static_cast<double>(s.tokens) / s.seconds);  // ranks steps of tokens / ranks
-        columns[1].push_back(s.ranks / s.seconds);
+        const double size = s.ranks;
+        const double tokens = static_cast<double>(s.tokens) / size;
+        const double sending = link.latency_seconds + transfers.bytes_per_token * tokens / link.bytes_per_second;
+        const double home = transfers.home_bytes_per_token > 0
+                                ? link.latency_seconds + transfers.home_bytes_per_token * tokens / link.bytes_per_second
+                                : 0;
+        const bool hides = s.seconds - home >= size * sending;
+        const double step = hides ? (s.seconds - home) / size : s.seconds - home - (size - 1) * sending;
+        const double weight = (hides ? size : 1) / s.seconds;  // of an error of the step, in the time of the ring
+        columns[0].push_back(weight * tokens);
+        columns[1].push_back(weight);
         columns[2].push_back(0);
-        beside.push_back(1 - alone.time(transfers).seconds() / s.seconds);
+        beside.push_back(weight * (step - cost(s.tokens) / size / size));
     }
     const auto found = detail::solve_non_negative(columns, beside);
     return {found[0], found[1]};
