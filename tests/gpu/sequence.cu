@@ -44,6 +44,12 @@ std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs, std::size_t w
 
 namespace {
 
+// PrimeIntellect-ai/prime-rl#1305: padding by len % m instead of up to the next multiple.
+static_assert(sequence::detail::fused_rows(1) == 128 && sequence::detail::fused_rows(128) == 128);
+static_assert(sequence::detail::fused_rows(129) == 256 && sequence::detail::fused_rows(1024) == 1024);
+static_assert(sequence::detail::fused_rows(1025) == 1280 && sequence::detail::fused_rows(2048) == 2048);
+static_assert(sequence::detail::fused_rows(2049) == 2560 && sequence::detail::fused_rows(32768) == 32768);
+
 constexpr double infinity = std::numeric_limits<double>::infinity();
 using brief = tutti::bfloat16;
 template <class T> using on_device = token_view<T, device_memory>;
