@@ -395,6 +395,12 @@ TEST_CASE("an estimate by hand") {
     // What else a rank computes may hide all of it.
     more.home_bytes_per_token = 20;
     CHECK(sequence::estimated(p, attention_cost{}, more).ranks[2].waiting == 3 * 4003 + 1681 - 4 * 1681);
+    // The largest ring's last hop is the one that nothing is behind, wherever it stands: 7 + 30 * 20 / 10.
+    const auto two =
+        sequence::assembled(cluster{1, 3}, lengths_t{20, 60}, {{0, zone::node, {0, 1}}, {1, zone::node, {0, 1, 2}}});
+    const auto of_two = sequence::estimated(two, attention_cost{}, {0, {7, 10}, {}, 30});
+    CHECK(of_two.ranks[0].waiting == 67);
+    CHECK(of_two.ranks[2].waiting == 67);
     // Nothing waits where transfers cost nothing.
     for (const auto& r : sequence::estimated(p, attention_cost{}).ranks) { CHECK(r.waiting == 0); }
 }

@@ -197,6 +197,15 @@ TEST_CASE("what steps of rings cost decides which sequences are cut") {
     const auto costlier = planned(0, 1e6);
     CHECK(cut(costlier.where) == std::vector<int>{0});
     CHECK(costlier.imbalance * 6.82e6 == doctest::Approx(5.12e6 + 2.56e6 + 2e6).epsilon(1e-12));
+
+    // They are load: ranks 0 and 1 have 90^2 / 2 = 4050 each, less than rank 2 with 65^2, but with 90 * 10 beside it more.
+    transfer_cost t;
+    t.step.linear = 10;
+    const auto plan =
+        zeppelin(zeppelin_options::hiding(attention_cost{}, t)).plan(lengths_t{90, 65, 30}, cluster{1, 3});
+    CHECK(plan.where.rings.back().sequence == 2);
+    CHECK(plan.where.rings.back().ranks == std::vector<int>{2});
+    CHECK(plan.imbalance * (90 * 90 + 65 * 65 + 30 * 30) / 3 == doctest::Approx(65 * 65 + 30 * 30).epsilon(1e-12));
 }
 
 TEST_CASE("a capacity without slack falls back to even rings") {
