@@ -1,15 +1,18 @@
 // Causal attention of a batch of sequences over GPUs, bfloat16, forward and backward: tokens a second by even rings of
 // all GPUs and by Zeppelin's plan, in the same engine; and the ideal, 1/N of what one GPU needs for the whole batch when
-// cuDNN reads and writes where it likes, a call a sequence. All measured in the same run. A thread a GPU; or, with
-// --rank, --ranks and --meeting, a process a GPU, and with --nodes as many nodes as NCCL is to see.
+// cuDNN reads and writes where it likes, a call a sequence. All measured in the same run, and so is what plans are made
+// by: attention on one GPU, links, and rings inside a node; or, with --calibration, read from a file that an earlier run
+// has written. A thread a GPU; or, with --rank, --ranks and --meeting, a process a GPU, and with --nodes as many nodes as
+// NCCL is to see.
 #include <algorithm>  // max, min
 #include <cmath>      // sqrt
 #include <cstddef>    // size_t
 #include <cstdint>    // lengths
 #include <cstdlib>    // setenv
 #include <exception>  // errors
+#include <fstream>    // a calibration
 #include <iostream>   // progress, errors
-#include <limits>     // no link
+#include <iterator>   // a whole file
 #include <memory>     // kernels
 #include <optional>   // ideals
 #include <string>     // report
@@ -27,8 +30,11 @@
 #include <tutti/core/buffer.hpp>
 #include <tutti/schedule/timeline.hpp>
 #include <tutti/sequence/calibration.hpp>
+#include <tutti/sequence/calibration_json.hpp>
 #include <tutti/sequence/cuda_attention.cuh>
+#include <tutti/sequence/estimate.hpp>
 #include <tutti/sequence/lengths.hpp>
+#include <tutti/sequence/measured_link.hpp>
 #include <tutti/sequence/partition/even_ring.hpp>
 #include <tutti/sequence/partition/zeppelin.hpp>
 #include <tutti/sequence/ring_attention.hpp>
@@ -61,7 +67,7 @@ struct settings {
     std::int64_t tokens = 65536;
     int repetitions = 7;
     std::size_t query_heads = 32, kv_heads = 32, width = 128;
-    std::string json;
+    std::string calibration, json;
     std::string command = "bench_sequence_attention";
     [[nodiscard]] sequence::attention_heads heads() const { return {query_heads, kv_heads, width}; }
 };
@@ -258,7 +264,7 @@ public:
         double sending = 0, exposed = 0;  // milliseconds of messages, and of the stream's waits for them
     };
     // Of each repetition the slowest rank.
-    result measure(const sequence::placement& where) {
+    result measure(const sequence::placement& where, int repetitions) {
         engine_.plan(where);
         const std::size_t tokens = engine_.tokens();
         const std::size_t of_query = how_.query_heads * how_.width;
@@ -289,7 +295,7 @@ public:
                              part(gradients, of_query + of_key, how_.kv_heads));
         };
         comm_.barrier();
-        result r{timed(queue_, how_.repetitions, forward, backward)};
+        result r{timed(queue_, repetitions, forward, backward)};
         r.forward = slowest(comm_, r.forward);
         r.both = slowest(comm_, r.both);
         // Once more, for the trace alone.
@@ -326,19 +332,6 @@ private:
     }
 };
 
-// Bytes a second of one direction between ranks that are `steps` apart inside of groups of `group`, all at once.
-[[nodiscard]] double link_speed(nccl& comm, int steps, int group) {
-    const std::size_t bytes = std::size_t{64} << 20;
-    memory<std::byte> from(comm.queue(), bytes), into(comm.queue(), bytes);
-    const int base = comm.rank() / group * group;
-    const auto neighbor = [&](int n) { return base + (comm.rank() - base + n + group) % group; };
-    const comm::transfer<device_memory> both[] = {comm::send_to(neighbor(steps), from.view()),
-                                                  comm::receive_from(neighbor(-steps), into.view())};
-    const times t = timed(
-        comm.queue(), 3, [&] { comm.exchange(both); }, [] {});
-    return static_cast<double>(bytes) / bench::median(rank_bench::slowest(comm, t.forward)) * 1e3;
-}
-
 // What rank 0 has measured, on all ranks.
 [[nodiscard]] std::vector<double> told(nccl& comm, std::vector<double> numbers) {
     memory<double> all(comm.queue(), numbers.size());
@@ -354,23 +347,79 @@ private:
     return {{"min", s.min}, {"p50", s.p50}, {"max", s.max}, {"cv", s.cv}};
 }
 
+// Links between the GPUs, of a node and of neighboring nodes.
+void measure_links(nccl& world, const settings& s, sequence::calibration& known) {
+    const int width = world.size() / s.nodes;
+    const std::vector<std::size_t> sizes{std::size_t{1} << 16, std::size_t{1} << 20, std::size_t{1} << 26};
+    if (width > 1) { known.inside = sequence::measured_link(world, 1, width, sizes); }
+    if (s.nodes > 1) { known.between = sequence::measured_link(world, width, world.size(), sizes); }
+}
+
+[[nodiscard]] std::optional<sequence::calibration> read_calibration(const std::string& path) {
+    std::ifstream file(path);
+    if (path.empty() || !file) { return std::nullopt; }
+    return sequence::calibration_from(std::string(std::istreambuf_iterator<char>(file), {}));
+}
+
+// What rank 0 has of costs and links, on all ranks.
+void tell(nccl& world, sequence::calibration& known) {
+    const auto number_of = [](const std::optional<comm::link>& l, bool bandwidth) {
+        return !l ? -1 : bandwidth ? l->bytes_per_second : l->latency_seconds;
+    };
+    const auto n = told(world, {known.cost.quadratic, known.cost.linear, known.cost.constant, known.step.linear,
+                                known.step.constant, number_of(known.inside, false), number_of(known.inside, true),
+                                number_of(known.between, false), number_of(known.between, true)});
+    const auto link_of = [&](std::size_t i) {
+        return n[i] < 0 ? std::nullopt : std::optional(comm::link{n[i], n[i + 1]});
+    };
+    known.cost = {n[0], n[1], n[2]};
+    known.step = {n[3], n[4]};
+    known.inside = link_of(5);
+    known.between = link_of(7);
+}
+
+[[nodiscard]] sequence::transfer_cost transfers_of(const sequence::calibration& known, const settings& s) {
+    return known.transfers(static_cast<int>(s.kv_heads), static_cast<int>(s.width), sizeof(number), sizeof(float));
+}
+
+// Rings over the ranks of each node, two at once.
+void measure_rings(rank_bench& b, const settings& s, const sequence::cluster& machines, sequence::calibration& known) {
+    const int width = machines.ranks_per_node;
+    std::vector<std::int64_t> lengths;
+    for (std::int64_t n = 2048; n <= 32768; n *= 2) { lengths.push_back(n); }
+    sequence::calibrate_rings(known, transfers_of(known, s), width, lengths, 1, [&](std::int64_t n) {
+        std::vector<sequence::ring> rings;
+        for (int i = 0; i < 2 * machines.nodes; ++i) {
+            rings.push_back({i, sequence::zone::node, {}});
+            for (int r = 0; r < width; ++r) { rings.back().ranks.push_back(i / 2 * width + r); }
+        }
+        const std::vector<std::int64_t> all(rings.size(), n);
+        return bench::median(b.measure(sequence::assembled(machines, all, rings), 3).both) / 2e3;
+    });
+}
+
 // The rows of all batches and plans with kernels of one kind. Rank 0 prints them.
-void measure_kind(nccl& world, const settings& s, const std::string& kind, const sequence::transfer_cost& links,
-                  nlohmann::ordered_json& report) {
+void measure_kind(nccl& world, const settings& s, const std::string& kind, nlohmann::ordered_json& report) {
     const bool first = world.rank() == 0;
     const bool deterministic = kind == "deterministic";
     const auto all = batches(s);
     const sequence::cluster machines{s.nodes, world.size() / s.nodes};
     // One GPU: the ideals, and what a sequence costs by its length.
-    sequence::calibration known{kind, sequence::h100_forward.scaled(3.5), {}};
+    sequence::calibration known{
+        report["device"].get<std::string>() + ", " + kind, sequence::h100_forward.scaled(3.5), {}};
     std::vector<std::optional<times>> ideals(all.size());
+    bool kept = false, measured = false;
     if (first) {
         alone one(s, world.queue(), deterministic);
         for (std::size_t i = 0; i < all.size(); ++i) { ideals[i] = one.measure(all[i].lengths, s.repetitions); }
         std::vector<std::int64_t> lengths;
         for (std::int64_t n = 1024; n <= 32768; n *= 2) { lengths.push_back(n); }
-        if (one.measure({lengths[0]}, 1)) {
-            known = sequence::calibrated(kind, lengths, 3, [&](std::int64_t n) {
+        if (auto file = read_calibration(s.calibration)) {
+            known = *std::move(file);
+            kept = true;
+        } else if (one.measure({lengths[0]}, 1)) {
+            measured = true;
+            known = sequence::calibrated(known.name, lengths, 3, [&](std::int64_t n) {
                 // Two at once: launches overlap, as in a batch.
                 return one.measure({n, n}, 1)->both[0] / 2e3;
             });
@@ -378,17 +427,22 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, const
     }
     world.synchronize();
     cuda_queue::trim(world.queue().device());  // another stream is to have what this one had
-    const auto cost = told(world, {known.cost.quadratic, known.cost.linear, known.cost.constant});
-    known.cost = {cost[0], cost[1], cost[2]};
-    const sequence::partition::zeppelin zeppelin(sequence::partition::zeppelin_options::hiding(known.cost, links));
-    if (first) {
-        report["costs"].push_back({{"kernels", kind},
-                                   {"quadratic", known.cost.quadratic},
-                                   {"linear", known.cost.linear},
-                                   {"constant", known.cost.constant}});
-    }
+    const auto rank_0 = told(world, {kept ? 1.0 : 0.0, measured ? 1.0 : 0.0});
+    if (rank_0[0] == 0) { measure_links(world, s, known); }
+    tell(world, known);
 
     rank_bench b(world, s, deterministic);
+    if (rank_0[1] != 0 && machines.ranks_per_node > 1) { measure_rings(b, s, machines, known); }
+    const sequence::transfer_cost transfers = transfers_of(known, s);
+    const sequence::partition::zeppelin zeppelin(sequence::partition::zeppelin_options::hiding(known.cost, transfers));
+    if (first && !known.samples.empty()) {
+        const std::string text = json_of(known);
+        report["calibrations"].push_back(nlohmann::ordered_json::parse(text));
+        if (measured && !s.calibration.empty() && !(std::ofstream(s.calibration) << text << std::flush)) {
+            throw usage_error(fmt::format("--calibration: {} cannot be written", s.calibration));
+        }
+    }
+
     for (std::size_t i = 0; i < all.size(); ++i) {
         const double tokens = static_cast<double>(s.tokens);
         std::optional<double> ideal;
@@ -397,7 +451,7 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, const
             const auto planned = zeppelin.plan(all[i].lengths, machines);
             const sequence::placement where =
                 plan == "zeppelin" ? planned.where : sequence::partition::even_ring{}(all[i].lengths, machines);
-            const auto t = b.measure(where);
+            const auto t = b.measure(where, s.repetitions);
             std::uint64_t inside = 0, between = 0;
             using rings = sequence::ring_attention<nccl, sequence::cuda_attention<number>>;
             for (const auto& call : rings::calls_of(where, s.heads())) {
@@ -407,19 +461,23 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, const
             }
             if (!first) { continue; }
             const double both = bench::median(t.both);
-            nlohmann::ordered_json row{{"kernels", kind},
-                                       {"batch", all[i].name},
-                                       {"sequences", all[i].lengths.size()},
-                                       {"plan", plan},
-                                       {"forward_ms", spread(t.forward)},
-                                       {"ms", spread(t.both)},
-                                       {"tokens_per_second", tokens / both * 1e3},
-                                       {"ideal_ms", nullptr},
-                                       {"of_ideal_time", nullptr},
-                                       {"communication_ms", t.sending},
-                                       {"exposed_ms", t.exposed},
-                                       {"bytes_inside_nodes", inside},
-                                       {"bytes_between_nodes", between}};
+            nlohmann::ordered_json row{
+                {"kernels", kind},
+                {"batch", all[i].name},
+                {"sequences", all[i].lengths.size()},
+                {"plan", plan},
+                {"forward_ms", spread(t.forward)},
+                {"ms", spread(t.both)},
+                {"tokens_per_second", tokens / both * 1e3},
+                {"ideal_ms", nullptr},
+                {"of_ideal_time", nullptr},
+                {"communication_ms", t.sending},
+                {"exposed_ms", t.exposed},
+                {"planned_ms", estimated(where, known.cost, transfers).attention * 1e3},
+                {"cut_sequences", std::count_if(where.rings.begin(), where.rings.end(),
+                                                [](const auto& r) { return r.ranks.size() > 1; })},
+                {"bytes_inside_nodes", inside},
+                {"bytes_between_nodes", between}};
             if (ideal) {
                 row["ideal_ms"] = *ideal;
                 row["of_ideal_time"] = both / *ideal;
@@ -438,14 +496,6 @@ void measure(nccl& world, const settings& s) {
     if (world.size() % s.nodes != 0) {
         throw usage_error(fmt::format("--nodes: {} GPUs cannot be divided among {}", world.size(), s.nodes));
     }
-    const int width = world.size() / s.nodes;
-    const double memory_speed = std::numeric_limits<double>::infinity();
-    const double inside = width > 1 ? link_speed(world, 1, width) : memory_speed;
-    const double between = s.nodes > 1 ? link_speed(world, width, world.size()) : inside;
-    // Forward passes keys and values on; backward again, and their gradients as floats.
-    const double bytes =
-        4 * sequence::kv_bytes_per_token(static_cast<int>(s.kv_heads), static_cast<int>(s.width), sizeof(number));
-    const sequence::transfer_cost links{bytes, {0, inside}, {0, between}};
     nlohmann::ordered_json report{{"bench", "sequence_attention"}, {"environment", bench::environment()}};
     cudaDeviceProp card{};
     tutti::detail::check_cuda(cudaGetDeviceProperties(&card, world.queue().device()), "cudaGetDeviceProperties");
@@ -457,16 +507,14 @@ void measure(nccl& world, const settings& s) {
     report["tokens"] = s.tokens;
     report["repetitions"] = s.repetitions;
     report["cudnn"] = BENCH_WITH_CUDNN != 0;
-    if (width > 1) { report["bytes_per_second_inside"] = inside; }
-    if (s.nodes > 1) { report["bytes_per_second_between"] = between; }
-    report["costs"] = nlohmann::ordered_json::array();
+    report["calibrations"] = nlohmann::ordered_json::array();
     report["rows"] = nlohmann::ordered_json::array();
     if (world.rank() == 0) {
         std::cerr << fmt::format("{:<14}{:<11}{:<11}{:>12}{:>12}{:>8}{:>14}{:>12}{:>10}{:>10}{:>10}\n", "kernels",
                                  "batch", "plan", "forward ms", "both ms", "cv", "tokens/s", "ideal ms", "of it",
                                  "sent ms", "exposed");
     }
-    for (const std::string& kind : s.kinds) { measure_kind(world, s, kind, links, report); }
+    for (const std::string& kind : s.kinds) { measure_kind(world, s, kind, report); }
     if (world.rank() != 0) { return; }
     std::uint64_t reserved = 0;
     tutti::detail::check_cuda(cudaMemPoolGetAttribute(tutti::detail::cuda_pool::of(world.queue().device()).handle(),
@@ -498,6 +546,9 @@ int run(int argc, char** argv) {
     rank->needs(ranks)->needs(meeting);
     ranks->needs(rank);
     meeting->needs(rank);
+    app.add_option(
+        "--calibration", s.calibration,
+        "plan by what this file says of attention, links and rings; where there is none, measure and write it");
     app.add_option("-J,--json", s.json, "write the report here, besides printing it");
     CLI11_PARSE(app, argc, argv);
     for (int i = 1; i < argc; ++i) { s.command += fmt::format(" {}", argv[i]); }
@@ -507,6 +558,7 @@ int run(int argc, char** argv) {
         return 0;
     }
     if (s.query_heads % s.kv_heads != 0) { throw usage_error("--kv-heads: not a divisor of the query heads"); }
+    if (!s.calibration.empty() && s.kinds.size() != 1) { throw usage_error("--calibration: of one of the --kernels"); }
     if (s.rank < 0) {
         nccl::launch(s.gpus == 0 ? devices : s.gpus, [&](nccl& world) { measure(world, s); });
         return 0;

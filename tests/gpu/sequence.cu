@@ -25,6 +25,7 @@
 #include <tutti/sequence/gather_attention.hpp>    // under test
 #include <tutti/sequence/host_attention.hpp>      // the same on the host
 #include <tutti/sequence/partition/zeppelin.hpp>  // placements
+#include <tutti/sequence/measured_link.hpp>       // under test
 #include <tutti/sequence/ring_attention.hpp>      // under test
 #include <tutti/sequence/token_operations.cuh>    // under test
 #include <tutti/sequence/ulysses_attention.hpp>   // under test
@@ -42,6 +43,12 @@ std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs, std::size_t w
 #endif
 
 namespace {
+
+// PrimeIntellect-ai/prime-rl#1305: padding by len % m instead of up to the next multiple.
+static_assert(sequence::detail::fused_rows(1) == 128 && sequence::detail::fused_rows(128) == 128);
+static_assert(sequence::detail::fused_rows(129) == 256 && sequence::detail::fused_rows(1024) == 1024);
+static_assert(sequence::detail::fused_rows(1025) == 1280 && sequence::detail::fused_rows(2048) == 2048);
+static_assert(sequence::detail::fused_rows(2049) == 2560 && sequence::detail::fused_rows(32768) == 32768);
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 using brief = tutti::bfloat16;
@@ -99,7 +106,7 @@ const std::vector<layout> layouts{
 
 }  // namespace
 
-TEST_CASE("fill, copy and add give the bits of the host, in all layouts") {
+TEST_CASE("fill, copy, add and sums give the bits of the host, in all layouts") {
     require_device();
     const cuda_queue q;
     for (std::size_t from = 0; from < layouts.size(); ++from) {
@@ -112,23 +119,30 @@ TEST_CASE("fill, copy and add give the bits of the host, in all layouts") {
             auto wide = drawn<float>(a.size(), 1);
             auto narrow = drawn<brief>(b.size(), 2);
             auto filled = wide;
+            auto summed = drawn<brief>(b.size(), 3);
             mirrored<float> w(q, wide);
             mirrored<brief> n(q, narrow);
             mirrored<float> f(q, filled);
+            mirrored<brief> s(q, summed);
             copy_tokens(q, w(a.of(wide)), n(b.of(narrow)));
             add_tokens(q, n(b.of(narrow)), w(a.of(wide)));
             add_tokens(q, w(a.of(wide)), n(b.of(narrow)));
+            sum_tokens(q, w(a.of(wide)), f(a.of(filled)), s(b.of(summed)));
             fill_tokens(q, f(a.of(filled)), 3.0f);
             auto expected_wide = wide;
             auto expected_narrow = narrow;
             auto expected_filled = filled;
+            auto expected_summed = summed;
             copy_tokens(host_queue{}, a.of(expected_wide), b.of(expected_narrow));
             add_tokens(host_queue{}, b.of(expected_narrow), a.of(expected_wide));
             add_tokens(host_queue{}, a.of(expected_wide), b.of(expected_narrow));
+            sum_tokens(host_queue{}, a.of(expected_wide), a.of(expected_filled), b.of(expected_summed));
             fill_tokens(host_queue{}, a.of(expected_filled), 3.0f);
             w.fetch();
             n.fetch();
             f.fetch();
+            s.fetch();
+            CHECK(same(summed, expected_summed));
             CHECK(same(wide, expected_wide));
             CHECK(same(narrow, expected_narrow));
             CHECK(same(filled, expected_filled));
@@ -533,6 +547,19 @@ TEST_CASE("double: rings, gathered keys and exchanged heads on GPUs are the dire
             CHECK(between(exchanged, reference).absolute <= 1e-12);
         }
     }
+}
+
+TEST_CASE("the link between two GPUs is measured, the same for both") {
+    require_device();
+    if (devices() < 2) { return; }  // a link has two ends
+    std::array<comm::link, 2> found;
+    comm::nccl::launch(2, [&](comm::nccl& world) {
+        const std::size_t sizes[] = {std::size_t{1} << 12, std::size_t{1} << 26};
+        found[at(world.rank())] = measured_link(world, 1, 2, sizes);
+    });
+    CHECK(found[0] == found[1]);
+    CHECK(found[0].latency_seconds >= 0);
+    CHECK(found[0].bytes_per_second > 1e8);
 }
 
 #if TUTTI_TEST_CUDNN

@@ -190,7 +190,7 @@ TEST_CASE("a query that sees no key gets 0 and -inf, gives gradients of exactly 
     }
     for (const double x : b.d_value) { CHECK(std::isfinite(x)); }
 
-    // A tile of which no row sees anything, no keys at all, no queries at all.
+    // A tile of which no row sees anything, no keys at all, no queries at all: SandAI-org/MagiAttention#90 waited for one.
     block_data none(problem({1, 1, 2}, {50}, mask::causal));
     kernel.forward(q, none.forward(0, 40, 45, 50));
     kernel.backward(q, none.backward(0, 40, 45, 50));
@@ -225,7 +225,8 @@ TEST_CASE("a query that sees no key gets 0 and -inf, gives gradients of exactly 
 }
 
 TEST_CASE("scores far below any sentinel still attend") {
-    // flashinfer-ai/flashinfer#4401, tracel-ai/burn#4697: finite stand-ins for -inf won over real scores.
+    // flashinfer-ai/flashinfer#4401, ohdearquant/lattice#373, tracel-ai/burn#4697: finite stand-ins for -inf won over real
+    // scores.
     problem p({1, 1, 2}, {9}, mask::causal);
     for (auto& x : p.query[0]) { x = 1e4; }
     for (std::size_t j = 0; j < 9; ++j) {

@@ -3,16 +3,22 @@
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>  // replace
+#include <array>      // links of ranks
 #include <cmath>      // fabs
 #include <random>     // noise
 #include <string>     // texts
 #include <vector>     // samples
 
-#include <tutti/sequence/calibration.hpp>  // fitted, calibrated
-#include <tutti/sequence/cost.hpp>         // thresholds
-#include <tutti/sequence/estimate.hpp>     // estimated
+#include <tutti/comm/counted.hpp>               // messages
+#include <tutti/comm/threads.hpp>               // ranks
+#include <tutti/sequence/calibration.hpp>       // fitted, calibrated
+#include <tutti/sequence/calibration_json.hpp>  // json_of
+#include <tutti/sequence/cost.hpp>              // thresholds
+#include <tutti/sequence/estimate.hpp>          // estimated
+#include <tutti/sequence/measured_link.hpp>     // measured_link
 
 #include "sequence/judges.hpp"  // lengths_t
+#include "support/failure.hpp"  // expect
 
 using namespace tutti;
 using namespace tutti::test;
@@ -143,6 +149,108 @@ TEST_CASE("calibration takes the median of the runs that count") {
                          "calibration: 0 s for 10 tokens is no measurement", usage_error);
 }
 
+TEST_CASE("what forward and backward pass on") {
+    // Keys and values of 2 heads of 8 in 2 bytes: 64 a token, twice; gradients in 4 bytes, and in 2 at the end.
+    const auto t = sequence::training_transfers(2, 8, 2, 4, {1, 2}, {3, 4}, {5, 6});
+    CHECK(t.bytes_per_token == 2 * 64 + 128);
+    CHECK(t.home_bytes_per_token == 64);
+    CHECK(t.inside == comm::link{1, 2});
+    CHECK(t.between == comm::link{3, 4});
+    CHECK(t.step(10) == 56);
+}
+
+TEST_CASE("a link is found from the times that it made") {
+    for (const comm::link& truth : {comm::link{2e-5, 3e11}, comm::link{0, 5e9}, comm::link{1e-3, 1e8}}) {
+        std::vector<sequence::link_sample> samples;
+        for (const std::size_t bytes : {1u << 10, 1u << 16, 1u << 20, 1u << 26}) {
+            samples.push_back({bytes, truth.latency_seconds + static_cast<double>(bytes) / truth.bytes_per_second});
+        }
+        const comm::link found = sequence::fitted_link(samples);
+        CHECK(std::fabs(found.latency_seconds - truth.latency_seconds) <= 1e-12);
+        CHECK(near(found.bytes_per_second, truth.bytes_per_second, 1e-9));
+    }
+    const auto says = [](std::vector<sequence::link_sample> samples) {
+        try {
+            (void)sequence::fitted_link(samples);
+        } catch (const usage_error& e) { return std::string(e.what()); }
+        return std::string("accepted");
+    };
+    CHECK(says({{1, 1.0}, {2, 0.0}}) == "calibration: 0 s for 2 bytes is no measurement");
+    CHECK(says({{0, 1.0}, {2, 1.0}}) == "calibration: 1 s for 0 bytes is no measurement");
+    CHECK(says({{2, 1.0}, {2, 1.5}}) == "calibration: a link is measured by messages of at least 2 sizes");
+    CHECK(says({}) == "calibration: a link is measured by messages of at least 2 sizes");
+    CHECK(says({{1, 1.0}, {100, 1.0}}) == "calibration: large messages take no longer than small ones");
+}
+
+TEST_CASE("steps of rings are found from the times of rings that they are in") {
+    const attention_cost cost{5e-11, 4e-8, 6e-5};
+    for (const auto& truth : {sequence::step_cost{9e-8, 8e-5}, sequence::step_cost{0, 2e-4},
+                              sequence::step_cost{4e-7, 0}, sequence::step_cost{}}) {
+        for (const int ranks : {2, 4}) {
+            const auto transfers = sequence::training_transfers(32, 128, 2, 4, {5e-6, 250e9}, {1e-5, 5e9}, truth);
+            sequence::calibration c;
+            c.cost = cost;
+            int called = 0;
+            sequence::calibrate_rings(
+                c, transfers, ranks, std::vector<std::int64_t>{4096, 16384, 65536}, 2, [&](std::int64_t n) {
+                    ++called;
+                    std::vector<int> all;
+                    for (int r = 0; r < ranks; ++r) { all.push_back(r); }
+                    const auto p = sequence::assembled(cluster{1, ranks}, lengths_t{n}, {{0, zone::node, all}});
+                    return sequence::estimated(p, cost, transfers).attention;
+                });
+            CHECK(called == 9);
+            CHECK(c.rings.size() == 3);
+            CHECK(c.rings[1].tokens == 16384);
+            CHECK(c.rings[1].ranks == ranks);
+            // The shortest ring waits for its messages.
+            CHECK(std::fabs(c.step.linear - truth.linear) <= 1e-12);
+            CHECK(std::fabs(c.step.constant - truth.constant) <= 1e-9);
+        }
+    }
+    const auto says = [&](std::vector<sequence::ring_sample> rings) {
+        try {
+            (void)sequence::fitted_steps(cost, {}, rings);
+        } catch (const usage_error& e) { return std::string(e.what()); }
+        return std::string("accepted");
+    };
+    CHECK(says({}) == "calibration: no rings were measured");
+    CHECK(says({{10, 1, 1.0}}) == "calibration: 1 s for 10 tokens on a ring of 1 is no measurement");
+    CHECK(says({{0, 2, 1.0}}) == "calibration: 1 s for 0 tokens on a ring of 2 is no measurement");
+    CHECK(says({{10, 2, -1.0}}) == "calibration: -1 s for 10 tokens on a ring of 2 is no measurement");
+    // Rings that are faster than the model has no steps that cost less than nothing.
+    CHECK(sequence::fitted_steps({1, 0, 0}, {}, std::vector<sequence::ring_sample>{{10, 2, 20.0}}) ==
+          sequence::step_cost{});
+}
+
+TEST_CASE("a link between ranks is timed by messages that all of them send, and all have the same times") {
+    using counted = comm::counted<comm::threads>;
+    std::array<comm::link, 6> found;
+    comm::threads::launch(6, [&](comm::threads& world) {
+        counted c(world.duplicate("counted"));
+        const auto ledger = c.traffic_ledger();
+        // Groups of three, two steps on: a message that does not count and four, three times and one.
+        const std::size_t sizes[] = {100, 1 << 20};
+        found[static_cast<std::size_t>(world.rank())] = sequence::measured_link(c, 2, 3, sizes);
+        const std::uint64_t exchanged = std::uint64_t{5} * 4 * (100 + (1 << 20));
+        const std::uint64_t agreed = ledger->total().bytes - exchanged;
+        expect(agreed < 1000, "{} bytes beside messages", agreed);
+        try {
+            (void)sequence::measured_link(c, 3, 3, sizes);
+            expect(false, "a message to itself is no link");
+        } catch (const usage_error& e) {
+            expect(std::string(e.what()) ==
+                       "measured_link: 4 messages of 100 bytes, 3 steps on in groups of 3 of 6 ranks",
+                   "{}", e.what());
+        }
+    });
+    for (const comm::link& l : found) {
+        CHECK(l == found[0]);
+        CHECK(l.latency_seconds >= 0);
+        CHECK(l.bytes_per_second > 0);
+    }
+}
+
 TEST_CASE("a calibration comes back from its JSON, bit for bit") {
     const sequence::calibration c{R"(H100, "FlashAttention" \ forward)",
                                   sequence::fitted(sequence::h100_forward_samples),
@@ -152,6 +260,24 @@ TEST_CASE("a calibration comes back from its JSON, bit for bit") {
     CHECK(text.starts_with("{\n  \"format\": \"tutti attention cost 1\",\n"
                            "  \"name\": \"H100, \\\"FlashAttention\\\" \\\\ forward\",\n  \"quadratic\": "));
     CHECK(text.ends_with("[65536, 0.20628664]\n  ]\n}\n"));
+    // With links and rings, of which any may be missing.
+    sequence::calibration all = c;
+    all.inside = comm::link{1.0 / 3e5, 2e11 / 3};
+    CHECK(sequence::calibration_from(json_of(all)) == all);
+    all.between = comm::link{0, 1e9 / 7};
+    all.step = {1e-7 / 3, 1e-4 / 7};
+    all.rings = {{4096, 2, 1e-3 / 3}, {8192, 4, 1e-3 / 7}};
+    CHECK(sequence::calibration_from(json_of(all)) == all);
+    CHECK(json_of(all).find("\n  \"rings\": [\n    [4096, 2, ") != std::string::npos);
+    const auto transfers = all.transfers(2, 8, 2, 4);
+    CHECK(transfers.inside == *all.inside);
+    CHECK(transfers.between == *all.between);
+    CHECK(transfers.step == all.step);
+    CHECK(transfers.bytes_per_token == 256);
+    CHECK(c.transfers(2, 8, 2, 4).inside == comm::link{});
+    all.between = comm::link{};
+    CHECK_THROWS_WITH_AS(static_cast<void>(json_of(all)), "calibration: a link of inf B/s was not measured",
+                         usage_error);
     const auto says = [](std::string t) {
         try {
             (void)sequence::calibration_from(t);
@@ -179,6 +305,16 @@ TEST_CASE("a calibration comes back from its JSON, bit for bit") {
     for (const char* const no_number : {"nan", "inf", ".5", "'1'", "+1", "1e999", "true"}) {
         CHECK(with(std::string(", 'constant': ") + no_number).starts_with("calibration: no number, in front of '"));
     }
+    const std::string three = rest + "[[1,1],[2,4],[3,9]]";
+    CHECK(with(three + ",'inside':[0,1e9],'between': [ 1e-5 , 2 ], 'rings':[[5,2,1]],'step':[0,0]") == "accepted");
+    CHECK(with(three + ",'inside':[0,0]") == "calibration: 'inside' has no bandwidth, in front of '}'");
+    CHECK(with(three + ",'between':[-1,1]") == "calibration: 'between' is negative, in front of ',1]}'");
+    CHECK(with(three + ",'inside':[1]") == "calibration: ',' is missing, in front of ']}'");
+    CHECK(with(three + ",'step':[0,0]") == "calibration: steps and rings come together");
+    CHECK(with(three + ",'rings':[[5,2,1]]") == "calibration: steps and rings come together");
+    CHECK(with(three + ",'rings':[],'step':[0,0]") == "calibration: no rings were measured");
+    CHECK(with(three + ",'rings':[[5,1,1]],'step':[0,0]") ==
+          "calibration: 1 s for 5 tokens on a ring of 1 is no measurement");
     CHECK(with("") == "calibration: there is no 'constant'");
     CHECK(with(rest + "[[1,1]]") == "calibration: 1 lengths; three coefficients need at least 3");
     CHECK(with(rest + "[[1,1],[2,-1]]") == "calibration: -1 s for 2 tokens is no measurement");
@@ -245,6 +381,26 @@ TEST_CASE("an estimate by hand") {
     CHECK(t.ranks[2].tokens == 70);
     CHECK(t.linear == 35);
     CHECK(t.linear_remapped == 0.5 * 53);  // 210 tokens
+    // Steps beside: 2 a token and 1, of 4 steps of 40 tokens and of 2 of 10. In the node transfers hide them.
+    transfer_cost more{100, {7, 10}, {3, 1}, 30, {2, 1}};
+    const auto with_steps = sequence::estimated(p, attention_cost{}, more);
+    CHECK(with_steps.ranks[0].computing == t.ranks[0].computing);
+    CHECK(with_steps.ranks[0].steps == 4 * 81 + 2 * 21);
+    // The world's last hop: 3 + 30 * 40 / 1; that of the smaller ring comes earlier. Rank 2 computes 900 meanwhile.
+    CHECK(with_steps.ranks[0].waiting == (3 * 4003 + 1681 - 4 * 1681) + (121 + 121 - 2 * 121) + 1203);
+    CHECK(with_steps.ranks[1].seconds() == with_steps.ranks[0].seconds());
+    CHECK(with_steps.ranks[2].waiting == (3 * 4003 + 1681 - 4 * 1681) + (1203 - 900));
+    CHECK(with_steps.ranks[3].seconds() == 3 * 4003 + 1681 + 1203);
+    CHECK(with_steps.lower_bound == t.lower_bound);
+    // What else a rank computes may hide all of it.
+    more.home_bytes_per_token = 20;
+    CHECK(sequence::estimated(p, attention_cost{}, more).ranks[2].waiting == 3 * 4003 + 1681 - 4 * 1681);
+    // The largest ring's last hop is the one that nothing is behind, wherever it stands: 7 + 30 * 20 / 10.
+    const auto two =
+        sequence::assembled(cluster{1, 3}, lengths_t{20, 60}, {{0, zone::node, {0, 1}}, {1, zone::node, {0, 1, 2}}});
+    const auto of_two = sequence::estimated(two, attention_cost{}, {0, {7, 10}, {}, 30});
+    CHECK(of_two.ranks[0].waiting == 67);
+    CHECK(of_two.ranks[2].waiting == 67);
     // Nothing waits where transfers cost nothing.
     for (const auto& r : sequence::estimated(p, attention_cost{}).ranks) { CHECK(r.waiting == 0); }
 }

@@ -296,8 +296,8 @@ TEST_CASE_TEMPLATE("a layer on ranks has the loss and the gradients of one devic
     CHECK(difference_of<T>(on_ranks<T, routed, remapped>(l, two_nodes(2), zeppelin(), 42), reference) <= bar<T>);
 }
 
-// NVIDIA/Megatron-LM#673, SkyRL's #1420: means of means. NVIDIA/Megatron-LM#1764, SandAI-org/MagiAttention#9: ranks
-// that have nothing to do, or whose tokens all count for nothing.
+// NVIDIA/Megatron-LM#673, NovaSky-AI/SkyRL#1420, verl-project/verl#6609: means of means. NVIDIA/Megatron-LM#1764,
+// SandAI-org/MagiAttention#9: ranks that have nothing to do, or whose tokens all count for nothing.
 TEST_CASE("ranks without tokens, and ranks without valid ones, take part in the mean over all valid tokens") {
     // Whole sequences on 5 ranks: two have none, one has only what does not count. Remapped all have some.
     const layer few{{24, 9, 3}, {1, 0, 2}};
@@ -421,6 +421,7 @@ TEST_CASE("every token is in one row; rows are even, or where attention has them
     for (const std::size_t rows : even) { CHECK((rows == 38 || rows == 39)); }
 }
 
+// NVIDIA/Megatron-LM#6816: mixed lengths that never ran from end to end.
 TEST_CASE("one engine, many batches") {
     const layer first = mixed();
     const layer second{{5, 44, 0, 17}, {1, 2, 1, 1}};

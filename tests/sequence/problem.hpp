@@ -170,7 +170,8 @@ inline placement on_all(int ranks, std::vector<std::int64_t> lengths) {
 }
 
 /// What one rank has of a problem: rows of [query | key | value | 1 unused number], and as many rows of padding, which
-/// are NaN, as are everything it is to write and the numbers between the rows.
+/// are NaN, as are everything it is to write and the numbers between the rows: NVIDIA/TransformerEngine#3205, #1012
+/// (padding of results that was left as it was).
 template <class T> struct rank_data {
     using P = accumulator_t<T>;
     static constexpr std::size_t padding = 3;

@@ -39,7 +39,9 @@ placement mixed_zones() {
 }  // namespace
 
 TEST_CASE("a ring gives what one device gives: causal and full, heads in groups, strided rows") {
-    for (const mask rule : {mask::causal, mask::full}) {  // pytorch/pytorch#141429: full with balanced chunks
+    // pytorch/pytorch#141429 (full with balanced chunks), #129515 (rows that are not contiguous, and what forward saved);
+    // SandAI-org/MagiAttention#122 (results that depended on the mask).
+    for (const mask rule : {mask::causal, mask::full}) {
         for (const attention_heads heads :
              {attention_heads{1, 1, 4}, attention_heads{4, 2, 3}, attention_heads{3, 1, 5}}) {
             const problem p(heads, {57, 24, 9}, rule);

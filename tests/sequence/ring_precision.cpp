@@ -110,6 +110,7 @@ TEST_CASE("final blocks and gradients that kernels start change no bit") {
 }
 
 TEST_CASE("float: as near as its own rounding") {
+    // zhuzilin/ring-flash-attention#87, feifeibear/long-context-attention#149: gradients rounded to another type.
     for (const mask rule : {mask::causal, mask::full}) {
         const errors<float> of(rule);
         for (const int ranks : full_speed ? std::vector{1, 2, 4, 8} : std::vector{4}) {
@@ -123,7 +124,7 @@ TEST_CASE("float: as near as its own rounding") {
 }
 
 TEST_CASE("bfloat16: results are rounded once, and rings of any size are as good as one rank") {
-    // zhuzilin/ring-flash-attention#42: errors grew with the number of ranks.
+    // zhuzilin/ring-flash-attention#42, #22, #67: errors grew with the number of ranks.
     for (const mask rule : {mask::causal, mask::full}) {
         const errors<tutti::bfloat16> of(rule);
         const std::vector<distance> alone = of.on(1);

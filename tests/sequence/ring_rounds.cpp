@@ -143,7 +143,7 @@ TEST_CASE("the bytes a rank sends are those of the formula") {
         return bytes;
     };
     const attention_heads heads{4, 2, 3};
-    // Equal chunks: (G - 1) / G of s tokens of kappa bytes; backward as much, and all s once.
+    // Equal chunks: (G - 1) / G of s tokens of kappa bytes; backward as much twice, and s / G once.
     for (const int ranks : {1, 2, 3, 4, 8}) {
         CAPTURE(ranks);
         const std::uint64_t s = 96;
@@ -151,12 +151,12 @@ TEST_CASE("the bytes a rank sends are those of the formula") {
         const std::uint64_t kappa = 2 * heads.kv * heads.width * sizeof(double);
         for (const auto& b : sent(on_all(ranks, {96}), heads, double{})) {
             CHECK(b[0] == (g - 1) * s / g * kappa);
-            CHECK(b[1] == (ranks == 1 ? 0 : (g - 1) * s / g * kappa + s * kappa));
+            CHECK(b[1] == (ranks == 1 ? 0 : 2 * (g - 1) * s / g * kappa + s / g * kappa));
         }
-        // 16-bit keys and values travel as such, their gradients as floats.
+        // 16-bit keys and values travel as such, their gradients as floats, but for the hop that brings them home.
         for (const auto& b : sent(on_all(ranks, {96}), heads, tutti::bfloat16{})) {
             CHECK(b[0] == (g - 1) * s / g * kappa / 4);
-            CHECK(b[1] == (ranks == 1 ? 0 : (g - 1) * s / g * kappa / 4 + s * kappa / 2));
+            CHECK(b[1] == (ranks == 1 ? 0 : s * kappa / 4 + (g - 1) * s / g * kappa / 2));
         }
     }
     // Unequal chunks, several rings: rank i of a ring sends all tokens but those of rank i + 1.
@@ -215,6 +215,10 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
             queries->push_back(b.query.tokens);
             counting_kernel::forward(q, b);
         }
+        void backward(host_queue q, const backward_block<double, host_memory>& b) {
+            queries->push_back(b.query.tokens);
+            counting_kernel::backward(q, b);
+        }
     };
     // Chunks of rank 0: of 8 tokens of a ring of four, of 6 tokens of a ring of two; three sequences of 10 tokens.
     const placement where = placed({2, 2}, {10, 64, 10, 24, 10}, {{0}, {0, 1, 2, 3}, {0}, {0, 1}, {0}});
@@ -229,6 +233,11 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
         // All rows see own keys; those of the others, which are between rank 0's chunks, the late rows alone.
         const std::vector<std::size_t> expected{16, 12, 10, /**/ 8, 6, 10, /**/ 8, 10, /**/ 8};
         expect(world.rank() != 0 || *queries == expected, "another order");
+        // Backward leaves them to its last round, in which the rings' gradients come home.
+        queries->clear();
+        mine.backward(e);
+        const std::vector<std::size_t> back{16, 12, /**/ 8, 6, /**/ 8, /**/ 8, /**/ 10, 10, 10};
+        expect(world.rank() != 0 || *queries == back, "another order of backward");
     });
 }
 

@@ -134,9 +134,10 @@ TEST_CASE("by the model no plan is slower than even rings, and most are much fas
     int plans = 0;
     for (const char* const corpus : {"prolong", "wlb", "wikipedia", "magi", "books-surrogate"}) {
         for (const cluster& c : {cluster{1, 8}, cluster{2, 8}, cluster{8, 1}}) {
-            for (const double slow : {0.01, 1.0, 30.0}) {  // links against attention
+            for (const double slow : {0.01, 1.0, 30.0}) {  // links, and steps, against attention
                 for (std::uint32_t number = 0; number < 3; ++number) {
-                    const transfer_cost t{4096 * slow, links.inside, links.between};
+                    const transfer_cost t{
+                        4096 * slow, links.inside, links.between, 1024 * slow, {number * slow * 1e-8, number * 5e-5}};
                     const auto lengths = batch_of(corpus, number, 4096 * c.ranks());
                     const auto plan = zeppelin(zeppelin_options::hiding(h100_forward, t)).plan(lengths, c, 5000);
                     const double time = sequence::estimated(plan.where, h100_forward, t).attention;
@@ -160,6 +161,51 @@ TEST_CASE("where computing hides everything even rings win, and are taken") {
     CHECK(plan.theta == 0);
     CHECK(plan.where == even_ring{}(plan.where.lengths, cluster{1, 8}));
     CHECK(plan.imbalance == doctest::Approx(1).epsilon(1e-9));
+}
+
+TEST_CASE("what steps of rings cost decides which sequences are cut") {
+    // Half of a batch in one sequence, on two ranks: 13.64e6 squares, 6.82e6 a rank. Links cost nothing.
+    const lengths_t lengths{3200, 1600, 800, 400, 100, 100, 100, 100};
+    const cluster c{1, 2};
+    const auto planned = [&](double linear, double constant) {
+        transfer_cost t;
+        t.step = {linear, constant};
+        const auto plan = zeppelin(zeppelin_options::hiding(attention_cost{}, t)).plan(lengths, c);
+        CHECK(plan.imbalance * 6.82e6 ==
+              doctest::Approx(sequence::estimated(plan.where, attention_cost{}, t).attention).epsilon(1e-12));
+        return plan;
+    };
+    const auto cut = [](const sequence::placement& p) {
+        std::vector<int> all;
+        for (const ring& r : p.rings) {
+            if (r.ranks.size() > 1) { all.push_back(r.sequence); }
+        }
+        std::sort(all.begin(), all.end());
+        return all;
+    };
+    // Nothing: all are cut.
+    const auto free_steps = planned(0, 0);
+    CHECK(free_steps.reason == zeppelin_reason::even_faster);
+    CHECK(free_steps.imbalance == doctest::Approx(1).epsilon(1e-12));
+    // 200 a token and 5,000 a step: even rings take 6.82e6 + 6400 * 200 + 16 * 5000. With the two longest cut one rank has
+    // 3200^2 / 2 + 1600^2 / 2 + 800^2, and steps for 4,800 tokens.
+    const auto costly = planned(200, 5000);
+    CHECK(costly.reason == zeppelin_reason::least_loaded);
+    CHECK(cut(costly.where) == std::vector<int>{0, 1});
+    CHECK(costly.imbalance * 6.82e6 == doctest::Approx(7.04e6 + 4800 * 200 + 4 * 5000).epsilon(1e-12));
+    // A step costs as much as a sequence of 1,000: only the longest is cut, as it has to be.
+    const auto costlier = planned(0, 1e6);
+    CHECK(cut(costlier.where) == std::vector<int>{0});
+    CHECK(costlier.imbalance * 6.82e6 == doctest::Approx(5.12e6 + 2.56e6 + 2e6).epsilon(1e-12));
+
+    // They are load: ranks 0 and 1 have 90^2 / 2 = 4050 each, less than rank 2 with 65^2, but with 90 * 10 beside it more.
+    transfer_cost t;
+    t.step.linear = 10;
+    const auto plan =
+        zeppelin(zeppelin_options::hiding(attention_cost{}, t)).plan(lengths_t{90, 65, 30}, cluster{1, 3});
+    CHECK(plan.where.rings.back().sequence == 2);
+    CHECK(plan.where.rings.back().ranks == std::vector<int>{2});
+    CHECK(plan.imbalance * (90 * 90 + 65 * 65 + 30 * 30) / 3 == doctest::Approx(65 * 65 + 30 * 30).epsilon(1e-12));
 }
 
 TEST_CASE("a capacity without slack falls back to even rings") {

@@ -1,23 +1,22 @@
-// calibration: attention timed on the machine at hand, the cost fitted to it, and both as JSON that can be kept.
-// Needs sequence/cost, and no JSON library. The caller says how attention of a length is timed; nothing is run here by
-// itself.
+// calibration: attention, links and rings timed on the machine at hand, and what a planner wants to know fitted to it.
+// Needs sequence/cost. The caller says how attention and rings of a length are timed; nothing is run here by itself.
+// calibration_json keeps the result, measured_link times links.
 #pragma once
 
-#include <algorithm>     // sort, max
-#include <array>         // columns
-#include <charconv>      // numbers in texts
-#include <cmath>         // fabs, isfinite, sqrt
-#include <concepts>      // what measures
-#include <cstddef>       // size_t
-#include <cstdint>       // tokens
-#include <limits>        // infinity
-#include <span>          // samples
-#include <string>        // texts
-#include <string_view>   // parts of them
-#include <system_error>  // errc
-#include <utility>       // move
-#include <vector>        // samples
+#include <algorithm>  // sort, max
+#include <array>      // columns
+#include <cmath>      // fabs, isfinite, sqrt
+#include <concepts>   // what measures
+#include <cstddef>    // size_t
+#include <cstdint>    // tokens
+#include <limits>     // infinity
+#include <optional>   // links that were measured
+#include <span>       // samples
+#include <string>     // names
+#include <utility>    // move
+#include <vector>     // samples
 
+#include <tutti/comm/topology.hpp>  // link
 #include <tutti/core/error.hpp>     // usage_error
 #include <tutti/core/text.hpp>      // formatted
 #include <tutti/sequence/cost.hpp>  // attention_cost, attention_sample
@@ -48,13 +47,13 @@ inline void expect_samples(std::span<const attention_sample> samples) {
     }
 }
 
-// Least squares of sum over `used` columns = 1, by orthogonalization; 0 for columns that are not used.
+// Least squares of sum over `used` columns = left, by orthogonalization; 0 for columns that are not used.
 struct least_squares {
     std::array<double, 3> solution{};
     double residual = 0;
 };
-[[nodiscard]] inline least_squares solve_least_squares(std::array<std::vector<double>, 3> columns, unsigned used) {
-    std::vector<double> left(columns[0].size(), 1.0);
+[[nodiscard]] inline least_squares solve_least_squares(std::array<std::vector<double>, 3> columns,
+                                                       std::vector<double> left, unsigned used) {
     std::array<std::array<double, 3>, 3> upper{};
     std::array<double, 3> right{};
     const auto dot = [](const std::vector<double>& a, const std::vector<double>& b) {
@@ -86,6 +85,36 @@ struct least_squares {
     result.residual = dot(left, left);
     return result;
 }
+// The one with no coefficient below 0 and the smallest residual: every choice of columns is tried. A column of zeros gets
+// nothing.
+[[nodiscard]] inline std::array<double, 3> solve_non_negative(const std::array<std::vector<double>, 3>& columns,
+                                                              const std::vector<double>& right) {
+    unsigned present = 0;
+    for (unsigned c = 0; c < 3; ++c) {
+        const bool empty = std::all_of(columns[c].begin(), columns[c].end(), [](double v) { return v == 0; });
+        present |= empty ? 0u : 1u << c;
+    }
+    least_squares best;
+    best.residual = std::numeric_limits<double>::infinity();
+    for (unsigned used = 0; used < 8; ++used) {
+        if ((used & ~present) != 0) { continue; }
+        const auto found = solve_least_squares(columns, right, used);
+        bool fits = found.residual < best.residual;
+        for (const double coefficient : found.solution) { fits = fits && coefficient >= 0; }
+        if (fits) { best = found; }
+    }
+    return best.solution;
+}
+// The middle of `repeats` times, behind one that does not count.
+template <class Measure> [[nodiscard]] double median_of(int repeats, Measure seconds) {
+    if (repeats < 1) { throw usage_error(formatted("calibration: {} repeats measure nothing", repeats)); }
+    (void)seconds();
+    std::vector<double> times;
+    for (int i = 0; i < repeats; ++i) { times.push_back(static_cast<double>(seconds())); }
+    std::sort(times.begin(), times.end());
+    const std::size_t half = times.size() / 2;
+    return times.size() % 2 != 0 ? times[half] : (times[half - 1] + times[half]) / 2;
+}
 }  // namespace detail
 
 /// The cost that comes closest to the samples: least sum of (cost / time - 1)^2, so that short sequences count as much
@@ -105,23 +134,106 @@ struct least_squares {
         columns[1].push_back(share / s.seconds);
         columns[2].push_back(1 / s.seconds);
     }
-    detail::least_squares best;
-    best.residual = std::numeric_limits<double>::infinity();
-    for (unsigned used = 1; used < 8; ++used) {
-        const auto found = detail::solve_least_squares(columns, used);
-        bool fits = found.residual < best.residual;
-        for (const double coefficient : found.solution) { fits = fits && coefficient >= 0; }
-        if (fits) { best = found; }
-    }
-    return {best.solution[0] / (longest * longest), best.solution[1] / longest, best.solution[2]};
+    const auto found = detail::solve_non_negative(columns, std::vector<double>(samples.size(), 1.0));
+    return {found[0] / (longest * longest), found[1] / longest, found[2]};
 }
 
-/// A machine's attention: what was measured, and the cost fitted to it.
+/// One measured time of a message, from `bytes` on one rank to another.
+struct link_sample {
+    std::size_t bytes = 0;
+    double seconds = 0;
+    friend constexpr bool operator==(const link_sample&, const link_sample&) = default;
+};
+
+/// The link that comes closest to the samples: least sum of (latency / time + bytes / bandwidth / time - 1)^2.
+/// Errors  usage_error: fewer than 2 sizes, a size of 0, a time that is not positive and finite, or times that do not grow
+///         with the size.
+[[nodiscard]] inline comm::link fitted_link(std::span<const link_sample> samples) {
+    std::array<std::vector<double>, 3> columns;
+    std::size_t least = std::numeric_limits<std::size_t>::max(), most = 0;
+    for (const link_sample& s : samples) {
+        if (s.bytes == 0 || !std::isfinite(s.seconds) || s.seconds <= 0) {
+            throw usage_error(formatted("calibration: {} s for {} bytes is no measurement", s.seconds, s.bytes));
+        }
+        least = std::min(least, s.bytes);
+        most = std::max(most, s.bytes);
+    }
+    if (least >= most) { throw usage_error("calibration: a link is measured by messages of at least 2 sizes"); }
+    for (const link_sample& s : samples) {
+        columns[0].push_back(1 / s.seconds);
+        columns[1].push_back(static_cast<double>(s.bytes) / static_cast<double>(most) / s.seconds);
+        columns[2].push_back(0);
+    }
+    const auto found = detail::solve_non_negative(columns, std::vector<double>(samples.size(), 1.0));
+    if (found[1] == 0) { throw usage_error("calibration: large messages take no longer than small ones"); }
+    return {found[0], static_cast<double>(most) / found[1]};
+}
+
+/// One measured time of attention over a ring inside a node.
+struct ring_sample {
+    std::int64_t tokens = 0;  ///< of the sequence
+    int ranks = 0;
+    double seconds = 0;
+    friend constexpr bool operator==(const ring_sample&, const ring_sample&) = default;
+};
+
+namespace detail {
+inline void expect_rings(std::span<const ring_sample> samples) {
+    if (samples.empty()) { throw usage_error("calibration: no rings were measured"); }
+    for (const ring_sample& s : samples) {
+        if (s.tokens < 1 || s.ranks < 2 || !std::isfinite(s.seconds) || s.seconds <= 0) {
+            throw usage_error(formatted("calibration: {} s for {} tokens on a ring of {} is no measurement", s.seconds,
+                                        s.tokens, s.ranks));
+        }
+    }
+}
+}  // namespace detail
+
+/// What steps of rings take beside attention: the coefficients, none below 0, that come closest to the samples, by the sum
+/// of squares of relative errors of times. By the model a ring of G takes (G - 1) max(x, sending) + x + home, x the time of
+/// a step: each sample gives an x, and what of it is not attention.
+/// Errors  usage_error: no samples, a ring of fewer than 2 ranks or without tokens, a time that is not positive and finite.
+[[nodiscard]] inline step_cost fitted_steps(const attention_cost& cost, const transfer_cost& transfers,
+                                            std::span<const ring_sample> samples) {
+    detail::expect_rings(samples);
+    const comm::link& link = transfers.inside;
+    std::array<std::vector<double>, 3> columns;
+    std::vector<double> beside;
+    for (const ring_sample& s : samples) {
+        const double size = s.ranks;
+        const double tokens = static_cast<double>(s.tokens) / size;
+        const double sending = link.latency_seconds + transfers.bytes_per_token * tokens / link.bytes_per_second;
+        const double home = transfers.home_bytes_per_token > 0
+                                ? link.latency_seconds + transfers.home_bytes_per_token * tokens / link.bytes_per_second
+                                : 0;
+        const bool hides = s.seconds - home >= size * sending;
+        const double step = hides ? (s.seconds - home) / size : s.seconds - home - (size - 1) * sending;
+        const double weight = (hides ? size : 1) / s.seconds;  // of an error of the step, in the time of the ring
+        columns[0].push_back(weight * tokens);
+        columns[1].push_back(weight);
+        columns[2].push_back(0);
+        beside.push_back(weight * (step - cost(s.tokens) / size / size));
+    }
+    const auto found = detail::solve_non_negative(columns, beside);
+    return {found[0], found[1]};
+}
+
+/// A machine's attention: what was measured, and what was fitted to it.
 struct calibration {
     std::string name{};  ///< of machine and kernel, one line
     attention_cost cost{};
     std::vector<attention_sample> samples{};
+    std::optional<comm::link> inside{};   ///< between ranks of a node, where it was measured
+    std::optional<comm::link> between{};  ///< between nodes
+    step_cost step{};                     ///< fitted to the rings
+    std::vector<ring_sample> rings{};
     friend bool operator==(const calibration&, const calibration&) = default;
+
+    /// With these links and steps; links that were not measured cost nothing.
+    [[nodiscard]] transfer_cost transfers(int kv_heads, int head_size, int bytes_per_element, int bytes_per_sum) const {
+        return training_transfers(kv_heads, head_size, bytes_per_element, bytes_per_sum, inside.value_or(comm::link{}),
+                                  between.value_or(comm::link{}), step);
+    }
 };
 
 /// Times attention at the given lengths and fits the cost.
@@ -133,144 +245,25 @@ struct calibration {
 template <std::invocable<std::int64_t> Measure>
 [[nodiscard]] calibration calibrated(std::string name, std::span<const std::int64_t> lengths, int repeats,
                                      Measure seconds_of) {
-    if (repeats < 1) { throw usage_error(formatted("calibration: {} repeats measure nothing", repeats)); }
-    calibration c{std::move(name), {}, {}};
+    calibration c;
+    c.name = std::move(name);
     for (const std::int64_t tokens : lengths) {
-        (void)seconds_of(tokens);
-        std::vector<double> times;
-        for (int i = 0; i < repeats; ++i) { times.push_back(static_cast<double>(seconds_of(tokens))); }
-        std::sort(times.begin(), times.end());
-        const std::size_t half = times.size() / 2;
-        c.samples.push_back({tokens, times.size() % 2 != 0 ? times[half] : (times[half - 1] + times[half]) / 2});
+        c.samples.push_back({tokens, detail::median_of(repeats, [&] { return seconds_of(tokens); })});
     }
     c.cost = fitted(c.samples);
     return c;
 }
 
-/// A calibration as a JSON object; numbers are as long as it takes to read the same ones back.
-/// Errors  usage_error when the name is empty or has control characters, such as another line.
-[[nodiscard]] inline std::string json_of(const calibration& c) {
-    std::string name;
-    bool printable = !c.name.empty();
-    for (const char letter : c.name) {
-        if (letter == '"' || letter == '\\') { name += '\\'; }
-        name += letter;
-        printable = printable && (static_cast<unsigned char>(letter) >= 0x20 && letter != 0x7f);
+/// Times rings of `ranks` inside a node at the given lengths, and adds them and the steps fitted to them to `c`, whose cost
+/// and links are known already. seconds_of as of `calibrated`; `transfers` as of c.transfers.
+/// Errors  usage_error: as of `fitted_steps`, or no repeats. What seconds_of throws passes through.
+template <std::invocable<std::int64_t> Measure>
+void calibrate_rings(calibration& c, const transfer_cost& transfers, int ranks, std::span<const std::int64_t> lengths,
+                     int repeats, Measure seconds_of) {
+    for (const std::int64_t tokens : lengths) {
+        c.rings.push_back({tokens, ranks, detail::median_of(repeats, [&] { return seconds_of(tokens); })});
     }
-    if (!printable) { throw usage_error(formatted("calibration: '{}' is no name of one line", c.name)); }
-    std::string text =
-        formatted("{{\n  \"format\": \"tutti attention cost 1\",\n  \"name\": \"{}\",\n  \"quadratic\": {},\n"
-                  "  \"linear\": {},\n  \"constant\": {},\n  \"samples\": [",
-                  name, c.cost.quadratic, c.cost.linear, c.cost.constant);
-    for (std::size_t i = 0; i < c.samples.size(); ++i) {
-        text += formatted("{}\n    [{}, {}]", i == 0 ? "" : ",", c.samples[i].tokens, c.samples[i].seconds);
-    }
-    return text + "\n  ]\n}\n";
-}
-
-namespace detail {
-/// Takes a JSON text apart, of which it knows what json_of writes: objects, lists, strings with two escapes, numbers.
-class calibration_reader {
-    std::string_view text_;
-    std::size_t at_ = 0;
-
-    void skip_blanks() noexcept { at_ = std::min(text_.find_first_not_of(" \t\r\n", at_), text_.size()); }
-
-public:
-    explicit calibration_reader(std::string_view text) noexcept : text_(text) {}
-
-    [[noreturn]] void refuse(std::string_view why) const {
-        throw usage_error(formatted("calibration: {}, in front of '{}'", why, text_.substr(at_, 20)));
-    }
-    [[nodiscard]] bool take(char c) noexcept {
-        skip_blanks();
-        const bool there = at_ < text_.size() && text_[at_] == c;
-        at_ += there ? 1 : 0;
-        return there;
-    }
-    void expect(char c) {
-        if (!take(c)) { refuse(formatted("'{}' is missing", c)); }
-    }
-    [[nodiscard]] std::string string() {
-        expect('"');
-        std::string value;
-        for (; at_ < text_.size() && text_[at_] != '"'; ++at_) {
-            if (text_[at_] == '\\') {
-                ++at_;
-                if (at_ == text_.size() || (text_[at_] != '"' && text_[at_] != '\\')) { refuse("another escape"); }
-            }
-            if (static_cast<unsigned char>(text_[at_]) < 0x20) { refuse("a string of more than one line"); }
-            value += text_[at_];
-        }
-        expect('"');
-        return value;
-    }
-    template <class Number> [[nodiscard]] Number number() {
-        skip_blanks();
-        Number value{};
-        const char* const begin = text_.data() + at_;
-        const bool starts = at_ < text_.size() && (text_[at_] == '-' || (text_[at_] >= '0' && text_[at_] <= '9'));
-        const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
-        if (!starts || error != std::errc() || !std::isfinite(static_cast<double>(value))) { refuse("no number"); }
-        at_ += static_cast<std::size_t>(end - begin);
-        return value;
-    }
-    /// each() for every element, or key with its value, between the brackets.
-    template <class Each> void list(char open, char close, Each each) {
-        expect(open);
-        if (take(close)) { return; }
-        do { each(); } while (take(','));
-        expect(close);
-    }
-    void end() {
-        skip_blanks();
-        if (at_ != text_.size()) { refuse("more text than one object"); }
-    }
-};
-}  // namespace detail
-
-/// Reads what json_of wrote; keys may come in any order, each once, with blanks as JSON allows them.
-/// Errors  usage_error that says what is missing or makes no sense, and where.
-[[nodiscard]] inline calibration calibration_from(std::string_view json) {
-    calibration c;
-    std::string format;
-    const std::array<std::string_view, 6> names{"format", "name", "quadratic", "linear", "constant", "samples"};
-    const std::array<double*, 3> coefficients{&c.cost.quadratic, &c.cost.linear, &c.cost.constant};
-    std::array<bool, 6> read{};
-    detail::calibration_reader r(json);
-    r.list('{', '}', [&] {
-        const std::string key = r.string();
-        const auto known = static_cast<std::size_t>(std::find(names.begin(), names.end(), key) - names.begin());
-        if (known == names.size() || read[known]) { r.refuse(formatted("'{}' is unknown, or there twice", key)); }
-        read[known] = true;
-        r.expect(':');
-        if (known == 0) {
-            format = r.string();
-        } else if (known == 1) {
-            c.name = r.string();
-        } else if (known == 5) {
-            r.list('[', ']', [&] {
-                r.expect('[');
-                c.samples.emplace_back();
-                c.samples.back().tokens = r.number<std::int64_t>();
-                r.expect(',');
-                c.samples.back().seconds = r.number<double>();
-                r.expect(']');
-            });
-        } else if ((*coefficients[known - 2] = r.number<double>()) < 0) {
-            r.refuse(formatted("'{}' is negative", key));
-        }
-    });
-    r.end();
-    for (std::size_t i = 0; i < names.size(); ++i) {
-        if (!read[i]) { throw usage_error(formatted("calibration: there is no '{}'", names[i])); }
-    }
-    if (format != "tutti attention cost 1") {
-        throw usage_error(formatted("calibration: '{}' is another format", format));
-    }
-    if (c.name.empty()) { throw usage_error("calibration: the name is empty"); }
-    detail::expect_samples(c.samples);
-    return c;
+    c.step = fitted_steps(c.cost, transfers, c.rings);
 }
 
 }  // namespace tutti::sequence

@@ -42,19 +42,39 @@ struct linear_cost {
     }
 };
 
-/// Bytes of keys and values of one token: what a ring passes on. In backward, gradients of both travel too: count
-/// twice as much, three times with gradients of 32 bits beside values of 16.
+/// Bytes of keys and values of one token: what a ring passes on in forward.
 [[nodiscard]] constexpr double kv_bytes_per_token(int kv_heads, int head_size, int bytes_per_element) noexcept {
     return 2.0 * kv_heads * head_size * bytes_per_element;
 }
 
-/// What a ring's transfers take. `between` is what one ring gets out of a node: a NIC, or all that routing uses.
+/// Seconds that a step of a ring takes on a rank beside its share of the sequence's attention: blocks are packed, partial
+/// results merged and gradients summed, and a call for a block takes longer than its share of a call for all. Tokens are
+/// those that the rank has of the sequence.
+struct step_cost {
+    double linear = 0;    ///< seconds a token
+    double constant = 0;  ///< seconds
+    [[nodiscard]] constexpr double operator()(double tokens) const noexcept { return linear * tokens + constant; }
+    friend constexpr bool operator==(const step_cost&, const step_cost&) = default;
+};
+
+/// What rings cost that one rank does not: their transfers, and their steps.
 struct transfer_cost {
-    double bytes_per_token = 0;
-    comm::link inside{};   ///< between ranks of a node
-    comm::link between{};  ///< between nodes
+    double bytes_per_token = 0;  ///< passed on while a step computes
+    comm::link inside{};         ///< between ranks of a node
+    comm::link between{};  ///< between nodes: what one ring gets out of a node, of a NIC, or of all that routing uses
+    double home_bytes_per_token = 0;  ///< passed on once more at the end, when rings have nothing to compute
+    step_cost step{};
     [[nodiscard]] const comm::link& link_of(zone z) const noexcept { return z == zone::world ? between : inside; }
 };
+
+/// What ring_attention passes on in forward and backward together: keys and values twice, the sums of their gradients
+/// behind them, and these once more, as wide as keys and values, when they are whole and return to their rank.
+[[nodiscard]] constexpr transfer_cost training_transfers(int kv_heads, int head_size, int bytes_per_element,
+                                                         int bytes_per_sum, comm::link inside, comm::link between,
+                                                         step_cost step = {}) noexcept {
+    const double block = kv_bytes_per_token(kv_heads, head_size, bytes_per_element);
+    return {2 * block + kv_bytes_per_token(kv_heads, head_size, bytes_per_sum), inside, between, block, step};
+}
 
 /// c*: the tokens a rank needs for a step of a ring to take as long as passing them on, whatever the ring's size G.
 ///

@@ -1,4 +1,5 @@
-// estimate: how long attention of a placement takes by the model: computing, and what of the transfers it cannot hide.
+// estimate: how long attention of a placement takes by the model: computing, steps of rings, and what of the transfers
+// neither hides.
 // Needs sequence/cost. Nothing is measured here; a partitioner may use it to choose, a bench to set beside the clock.
 #pragma once
 
@@ -19,10 +20,11 @@ namespace tutti::sequence {
 
 /// What one rank does in attention.
 struct rank_time {
-    double computing = 0;  ///< seconds
-    double waiting = 0;    ///< seconds for keys and values that no computing hides
+    double computing = 0;  ///< seconds of attention
+    double waiting = 0;    ///< seconds for keys, values and gradients that no computing hides
     std::int64_t tokens = 0;
-    [[nodiscard]] constexpr double seconds() const noexcept { return computing + waiting; }
+    double steps = 0;  ///< seconds of the steps of rings beside attention
+    [[nodiscard]] constexpr double seconds() const noexcept { return computing + steps + waiting; }
     friend constexpr bool operator==(const rank_time&, const rank_time&) = default;
 };
 
@@ -30,7 +32,7 @@ struct rank_time {
 struct placement_time {
     std::vector<rank_time> ranks{};
     double attention = 0;        ///< of the slowest rank
-    double lower_bound = 0;      ///< of any placement: all computing spread evenly, no waiting
+    double lower_bound = 0;      ///< of any placement: all attention spread evenly, no waiting, no steps
     double linear = 0;           ///< modules that see each token by itself, on the rank with the most tokens
     double linear_remapped = 0;  ///< the same when tokens are spread evenly for them
 };
@@ -69,25 +71,42 @@ struct ring_step {
 }
 
 // The rings of one rank.
-struct rank_rings {
-    double computing = 0;
-    std::vector<ring_step> node;
-    std::vector<ring_step> world;
+class rank_rings {
+    double locals_ = 0;  // seconds of sequences of one rank
+    double shares_ = 0;  // of attention in rings
+    double steps_ = 0;
+    double home_ = 0;  // of the last hop of the largest rings, behind which no other ring computes
+    int largest_ = 0;
+    std::vector<ring_step> node_;
+    std::vector<ring_step> world_;
 
+public:
     // A ring of `size` ranks; seconds: of its whole sequence on one rank.
     void add(int size, zone where, double seconds, std::int64_t length, const transfer_cost& transfers) {
         const double share = seconds / size;
-        computing += share;
-        if (where == zone::local) { return; }
-        const double sending =
-            transfers.bytes_per_token * static_cast<double>(length) / size / transfers.link_of(where).bytes_per_second;
-        (where == zone::world ? world : node).push_back({size, share / size, sending});
+        if (where == zone::local) {
+            locals_ += share;
+            return;
+        }
+        const double tokens = static_cast<double>(length) / size;
+        const comm::link& link = transfers.link_of(where);
+        const double step = transfers.step(tokens);
+        shares_ += share;
+        steps_ += size * step;
+        (where == zone::world ? world_ : node_)
+            .push_back({size, share / size + step, transfers.bytes_per_token * tokens / link.bytes_per_second});
+        const double home = transfers.home_bytes_per_token * tokens / link.bytes_per_second;
+        if (size > largest_) {
+            largest_ = size;
+            home_ = transfers.home_bytes_per_token > 0 ? link.latency_seconds : 0;
+        }
+        home_ += size == largest_ ? home : 0;
     }
     // Uses up the rings.
     [[nodiscard]] rank_time time(const transfer_cost& transfers) {
-        rank_time t{computing, 0, 0};
+        rank_time t{locals_ + shares_, std::max(0.0, home_ - locals_), 0, steps_};
         for (const zone z : {zone::world, zone::node}) {
-            auto& rings = z == zone::world ? world : node;
+            auto& rings = z == zone::world ? world_ : node_;
             double alone = 0;
             for (const ring_step& r : rings) { alone += r.size * r.computing; }
             t.waiting += std::max(0.0, seconds_of_rounds(rings, transfers.link_of(z).latency_seconds) - alone);
@@ -132,9 +151,10 @@ template <class Cost>
 /// Times of a placement whose rings are run zone after zone, all rings of a zone in common rounds.
 ///
 /// Semantics    cost(s) is the time of a whole sequence on one rank, for forward or for what else `transfers` counts
-///              the bytes of. A ring of G ranks computes cost / G^2 a step and passes s / G tokens on meanwhile. Each
-///              rank is taken by itself, as if others were never late; nothing of one zone hides what another waits
-///              for, which an engine may do better.
+///              the bytes of. A ring of G ranks computes cost / G^2 a step, takes transfers.step(s / G) beside it, and
+///              passes s / G tokens on meanwhile. What it passes on at the end is hidden by the rank's sequences that no
+///              other has a part of, as far as they go. Each rank is taken by itself, as if others were never late;
+///              nothing of one zone hides what another waits for, which an engine may do better.
 /// Determinism  of the arguments alone.
 /// Cost         ranks of all rings, and a sort a rank.
 /// Errors       usage_error when a cost is negative or not finite, or the placement has sequences but no rings.

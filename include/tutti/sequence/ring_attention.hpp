@@ -53,11 +53,13 @@ struct direct_exchange {
 /// Semantics    plan: collective, once a placement. forward and backward: all ranks, in the same order; backward takes
 ///              what forward got and gave. In step t a member of a ring of G has the keys and values of the member t
 ///              places before it, and passes them on while it attends to them. In backward the gradients of keys and
-///              values travel behind them, a step later, and are home after G hops.
+///              values travel behind them, a step later, and are home after G hops; on the last, which only brings
+///              them home, they are of T: no other rank adds to them.
 /// Rounds       in round t one grouped call carries what all rings of a rank, of all zones, have to pass on; ranks that
 ///              have nothing call it too, so an Exchange may let them help. All ranks run the rounds in the same order
 ///              and the rings of a round in the placement's (world, node, local), so no two can wait for each other.
-///              Sequences of one rank fill the rounds: each round computes its share of them while messages travel.
+///              Sequences of one rank fill the rounds: each round of forward computes its share of them while messages
+///              travel, and the last of backward, in which rings have nothing to compute, all of them.
 /// Shapes       query, out, d_out, d_query: tokens() x query heads x width; key, value, d_key, d_value: kv heads;
 ///              log_sum_exp: query heads of width 1. Rows in the order of the placement's pieces. A tensor may have
 ///              more rows: they are padding, which is not read, and 0 (log_sum_exp: -inf) in what is written.
@@ -65,9 +67,10 @@ struct direct_exchange {
 /// Determinism  partial results are merged, and gradients summed, in the order of steps t = 0 ... G - 1: the bits depend
 ///              on data and placement, not on timing.
 /// Cost         a rank of a ring over s tokens sends, of kappa = 2 kv heads * width * sizeof(T) bytes a token: all
-///              tokens but those of the next rank forward; as much and 2 kv heads * width * sizeof(P) bytes for each of
-///              the s tokens backward, P = accumulator_t<T>. Memory: two blocks of keys and values of the largest
-///              member of each ring, backward also three of their gradients in P.
+///              tokens but those of the next rank forward; backward all s tokens, and gradients of
+///              2 kv heads * width * sizeof(P) bytes for all but those of the next rank, P = accumulator_t<T>. Memory:
+///              two blocks of keys and values of the largest member of each ring, backward also three of their
+///              gradients in P.
 /// Errors       mismatch_error from plan when ranks have different plans or options; usage_error from plan, on all
 ///              ranks, for a placement that is none, and from forward and backward, before anything moved, for shapes
 ///              that do not fit: those abort the communicator, since the other ranks would wait.
@@ -122,7 +125,7 @@ public:
                     pass(calls[t], t, numbers * sizeof(T));
                     pass(calls[rounds - 1 + t], t, numbers * sizeof(T));
                 }
-                if (t > 0) { pass(calls[rounds - 1 + t], t - 1, numbers * sizeof(P)); }
+                if (t > 0) { pass(calls[rounds - 1 + t], t - 1, numbers * (t < members ? sizeof(P) : sizeof(T))); }
             }
         }
         return calls;
@@ -187,14 +190,14 @@ public:
                                   for (auto* gradient : {&gradients_[0], &gradients_[1], &contribution_}) {
                                       this->reserve(*gradient, traveling_ * this->block_width());
                                   }
-                                  std::size_t locals_done = 0;
                                   // One round more than steps: the last brings the gradients of the last step home.
+                                  // Those of other rings, if any, are behind that of this rank's.
+                                  const std::size_t last = own_rounds_ > 1 ? own_rounds_ : 0;
                                   for (std::size_t t = 0; t < this->rounds_ + (this->rounds_ > 1 ? 1 : 0); ++t) {
                                       const schedule::ticket<Q> moved = pass_blocks_and_gradients(t);
                                       differentiate_round(t, rows);
-                                      for (; locals_done < locals_until(t); ++locals_done) {
-                                          this->differentiate_alone(this->shares_[locals_[locals_done]], rows, key,
-                                                                    value, to);
+                                      for (std::size_t i = 0; t == last && i < locals_.size(); ++i) {
+                                          this->differentiate_alone(this->shares_[locals_[i]], rows, key, value, to);
                                       }
                                       moved.wait(this->queue_);
                                       take_gradients(t, to);
@@ -222,20 +225,25 @@ private:
                                 block_of((t == 0 ? gradients_[0] : contribution_).view(), i, count));
         }
     }
-    // Behind round t: gradients that have arrived get this rank's part; those that are home are done.
+    // Behind round t: gradients that have arrived get this rank's part. With the last part they are rounded, into the
+    // memory of the block that has served: what brings them home is half of it where numbers are half as wide.
     void take_gradients(std::size_t t, const typename base::gradient_tensors& to) {
         for (std::size_t i = 0; t > 0 && i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
             if (s.members() == 1 || t > s.members()) { continue; }
             const std::size_t count = s.of(s.before(t)).tokens();
-            const auto arrived = block_of(gradients_[t % 2].view(), i, count);
-            if (t < s.members()) {
-                const auto g = block_of(contribution_.view(), i, count);
-                add_tokens(this->queue_, g.key, arrived.key);
-                add_tokens(this->queue_, g.value, arrived.value);
+            const auto sums = block_of(gradients_[t % 2].view(), i, count);
+            const auto whole = block_of(blocks_[t % 2].view(), i, count);
+            const auto g = block_of(contribution_.view(), i, count);
+            if (t + 1 < s.members()) {
+                add_tokens(this->queue_, g.key, sums.key);
+                add_tokens(this->queue_, g.value, sums.value);
+            } else if (t + 1 == s.members()) {
+                sum_tokens(this->queue_, sums.key, g.key, whole.key);
+                sum_tokens(this->queue_, sums.value, g.value, whole.value);
             } else {
-                copy_tokens(this->queue_, arrived.key, s.rows_of(to.key));
-                copy_tokens(this->queue_, arrived.value, s.rows_of(to.value));
+                copy_tokens(this->queue_, whole.key, s.rows_of(to.key));
+                copy_tokens(this->queue_, whole.value, s.rows_of(to.value));
             }
         }
     }
@@ -288,14 +296,18 @@ private:
         if (t + 1 >= this->shares_[i].members()) { return; }
         pass(messages, i, t, blocks_[t % 2].view(), blocks_[(t + 1) % 2].view());
     }
-    // Round t: the gradients of the block of step t - 1 go on, those of step t arrive.
+    // Round t: the gradients of the block of step t - 1 go on, those of step t arrive; at last home, rounded.
     void pass_gradients(transfers& messages, std::size_t i, std::size_t t) const {
         const std::size_t members = this->shares_[i].members();
         if (members == 1 || t == 0 || t > members) { return; }
-        pass(messages, i, t - 1, gradients_[(t - 1) % 2].view(), gradients_[t % 2].view());
+        if (t < members) {
+            pass(messages, i, t - 1, gradients_[(t - 1) % 2].view(), gradients_[t % 2].view());
+        } else {
+            pass(messages, i, t - 1, blocks_[(t - 1) % 2].view(), blocks_[t % 2].view());
+        }
     }
 
-    // By their cost, which is quadratic: round t ends behind a share of (t + 1) / rounds.
+    // By their cost, which is quadratic: round t of forward ends behind a share of (t + 1) / rounds.
     void spread_locals() {
         const auto cost_of = [&](std::size_t i) {
             const auto s = static_cast<double>(this->shares_[i].length);

@@ -9,8 +9,10 @@
 
 // what it costs
 #include <tutti/sequence/calibration.hpp>
+#include <tutti/sequence/calibration_json.hpp>
 #include <tutti/sequence/cost.hpp>
 #include <tutti/sequence/estimate.hpp>
+#include <tutti/sequence/measured_link.hpp>
 
 // how it is chosen
 #include <tutti/sequence/packing.hpp>

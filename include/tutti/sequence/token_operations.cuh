@@ -1,4 +1,4 @@
-// The device side of sequence/token_operations: fill, copy, add, dot products and the merge of partial attentions.
+// The device side of sequence/token_operations: fill, copy, add, sums, dot products and the merge of partial attentions.
 // Needs core/cuda_run and nvcc.
 #pragma once
 
@@ -123,6 +123,19 @@ __global__ void copy_rows(token_rows<2> at, const From* in, To* out) {
     y.store(to);
 }
 
+template <unsigned size, class O, class P, class To>
+__global__ void sum_rows(token_rows<3> at, const P* a, const P* b, To* out) {
+    const place p = place::of_thread(at, size);
+    if (!p.inside) { return; }
+    numbers<P, size> x, y;
+    numbers<To, size> z;
+    x.load(a + at.offset(1, p.row) + p.column);
+    y.load(b + at.offset(2, p.row) + p.column);
+#pragma unroll
+    for (unsigned i = 0; i < size; ++i) { z[i] = O::summed(x[i], y[i]); }
+    z.store(out + at.offset(0, p.row) + p.column);
+}
+
 // A thread a row: the order of the host's sum.
 template <unsigned size, class O, class T, class P>
 __global__ void dot_rows(token_rows<2> at, const T* a, const T* b, P* out, std::size_t outer_stride,
@@ -208,6 +221,21 @@ void launch(const cuda_queue& q, const copy_tokens_operation<From, To, device_me
     }
     op.adds ? start(detail::copy_rows<1, true, operation, From, To>, 1)
             : start(detail::copy_rows<1, false, operation, From, To>, 1);
+}
+
+/// As wide a pack a thread as copies have. Determinism  the host's bits.
+template <floating_element P, floating_element To>
+void launch(const cuda_queue& q, const sum_tokens_operation<P, To, device_memory>& op) {
+    using operation = sum_tokens_operation<P, To, device_memory>;
+    if (op.out.empty()) { return; }
+    const detail::token_rows<3> at(false, op.out, op.a, op.b);
+    const auto start = [&](auto kernel, std::size_t size) {
+        tutti::detail::start(q, op.name, kernel, at.rows * (at.width / size), detail::token_threads, at, op.a.data,
+                             op.b.data, op.out.data);
+    };
+    constexpr unsigned size = 16 / std::min(sizeof(P), sizeof(To));
+    if (at.in_packs(size, op.out, op.a, op.b)) { return start(detail::sum_rows<size, operation, P, To>, size); }
+    start(detail::sum_rows<1, operation, P, To>, 1);
 }
 
 /// Determinism  the host's bits, as far as its compiler does not fuse products and sums.

@@ -1,5 +1,5 @@
-// token_operations: what attention does to its data beside attending: fill, copy, add, dot products, and the merge of
-// partial attentions. Needs sequence/token_view and core/run; each is an operation with a host body.
+// token_operations: what attention does to its data beside attending: fill, copy, add, sums, dot products, and the merge
+// of partial attentions. Needs sequence/token_view and core/run; each is an operation with a host body.
 #pragma once
 
 #include <cmath>        // exp, log
@@ -69,6 +69,27 @@ template <floating_element From, floating_element To, memory M> struct copy_toke
             const From* const x = in.at(t, h);
             To* const y = out.at(t, h);
             for (std::size_t c = 0; c < out.width; ++c) { y[c] = adds ? added(y[c], x[c]) : copied(x[c]); }
+        });
+    }
+};
+
+/// out = To(a + b): the sum of two partial results, rounded once.
+template <floating_element P, floating_element To, memory M> struct sum_tokens_operation {
+    static constexpr std::string_view name = "sum tokens";
+    token_view<const P, M> a, b;
+    token_view<To, M> out;
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        return {static_cast<double>(out.size() * (2 * sizeof(P) + sizeof(To))), static_cast<double>(out.size())};
+    }
+    [[nodiscard]] static TUTTI_HOST_DEVICE To summed(P x, P y) noexcept {
+        return static_cast<To>(static_cast<accumulator_t<P>>(x) + static_cast<accumulator_t<P>>(y));
+    }
+    void operator()() const {
+        detail::for_each_head(out, [&](std::size_t t, std::size_t h) {
+            const P* const x = a.at(t, h);
+            const P* const y = b.at(t, h);
+            To* const z = out.at(t, h);
+            for (std::size_t c = 0; c < out.width; ++c) { z[c] = summed(x[c], y[c]); }
         });
     }
 };
@@ -159,6 +180,14 @@ template <queue Q, class From, class To>
 void add_tokens(Q q, token_view<From, typename Q::memory_type> in, token_view<To, typename Q::memory_type> out) {
     detail::expect_same_shape("add_tokens", in, out);
     run(q, copy_tokens_operation<std::remove_const_t<From>, To, typename Q::memory_type>{in, out, true});
+}
+/// out = a + b, rounded once.
+template <queue Q, class P, class To>
+void sum_tokens(Q q, token_view<P, typename Q::memory_type> a, token_view<P, typename Q::memory_type> b,
+                token_view<To, typename Q::memory_type> out) {
+    detail::expect_same_shape("sum_tokens", a, out);
+    detail::expect_same_shape("sum_tokens", b, out);
+    run(q, sum_tokens_operation<std::remove_const_t<P>, To, typename Q::memory_type>{a, b, out});
 }
 
 }  // namespace tutti::sequence

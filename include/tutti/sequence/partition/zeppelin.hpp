@@ -50,8 +50,8 @@ enum class zeppelin_reason : unsigned char {
 struct zeppelin_options {
     /// Time of attention of a whole sequence on one rank. Only ratios matter, unless transfers are given.
     std::function<double(std::int64_t tokens)> cost = h100_forward;
-    /// Given: ranks are charged for what computing does not hide, and the plan is never slower than even rings by the
-    /// estimate. Not given: the balance of computing alone counts.
+    /// Given: ranks are charged for steps of rings and for what computing does not hide, and the plan is never slower
+    /// than even rings by the estimate. Not given: the balance of computing alone counts.
     std::optional<transfer_cost> transfers{};
     /// Rings are not cut finer than this, unless capacity demands it: least_tokens_that_hide.
     least_tokens least{};
@@ -204,9 +204,10 @@ private:
 
     // What a ring adds to the load of each of its ranks.
     [[nodiscard]] double load_of(const problem& p, std::size_t s, int size) const {
-        const double step = p.seconds[s] / size / size;
         if (!options_.transfers || size == 1) { return p.seconds[s] / size; }
-        const double sending = options_.transfers->bytes_per_token * static_cast<double>(p.lengths[s]) / size /
+        const double tokens = static_cast<double>(p.lengths[s]) / size;
+        const double step = p.seconds[s] / size / size + options_.transfers->step(tokens);
+        const double sending = options_.transfers->bytes_per_token * tokens /
                                options_.transfers->link_of(zone_for(p, size)).bytes_per_second;
         return step + (size - 1) * std::max(step, sending);
     }
