@@ -11,8 +11,10 @@
 #include <doctest/doctest.h>  // checks
 
 #include <tutti/comm/nccl.hpp>            // ranks
+#include <tutti/compress/buckets.cuh>     // eight bits on the device
 #include <tutti/zeroth/offload.hpp>       // under test
 #include <tutti/zeroth/perturbation.cuh>  // on the device
+#include <zeroth/renewed.hpp>             // masters that the device updates
 #include <zeroth/trial.hpp>               // runs of the toy
 
 #include "device.hpp"  // require_device
@@ -81,6 +83,30 @@ TEST_CASE("a hundred runs with late streams give the bits of the reference, floa
     expect_equal_bits<float16>({.blocks = 5, .steps = 4, .signs = {0, 1}, .kind = zeroth::distribution::rademacher},
                                16);
     expect_equal_bits<float>({.blocks = 1, .steps = 5, .directions = 2}, 16);
+}
+
+TEST_CASE("eight bits of masters: encoded, decoded and updated on the device with the bits of the host") {
+    require_device();
+    const cuda_queue q(0);
+    const trial t{.blocks = 5, .steps = 6};
+    const auto eight_then_16 = [](const std::vector<float>& v) { return in_16_bits<float16>(in_8_bits(v)); };
+    for (std::uint32_t run = 0; run < 24; ++run) {
+        CAPTURE(run);
+        const std::size_t every = 1 + run % 3, residents = run / 3 % 2;
+        renewed_reference<float16, decltype(eight_then_16), std::vector<float16> (*)(const std::vector<float>&)>
+            expected(t, eight_then_16, in_16_bits<float16>);
+        expected.run(q, every, residents);
+        zeroth::renewed_store<float16, cuda_queue, zeroth::float8_wire<>> store(
+            zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float16)), 0, {},
+            run % 2 == 0 ? 128 : std::size_t{1} << 20);
+        fill_masters(store, chain_reference<float>({t.blocks}));
+        const cuda_queue own(0);
+        const auto losses = by_pipeline<float16>(
+            own, t, store, {.slot_count = 1 + run % 4, .blocks_resident = residents, .write_back_every = every},
+            spinning{own, run});
+        CHECK(losses == expected.losses);
+        CHECK(holds_masters(store, expected.masters));
+    }
 }
 
 TEST_CASE("every host buffer is page-locked") {

@@ -15,6 +15,7 @@
 #include <tutti/zeroth/offload.hpp>  // pipeline
 
 #include "delayed.hpp"  // naps
+#include "renewed.hpp"  // masters that the device updates
 #include "trial.hpp"    // runs of the toy
 
 using namespace tutti;
@@ -115,6 +116,51 @@ TEST_CASE("slices give the bits of whole blocks and move 1/N each way, on any nu
             run_on<zeroth::gather_collectively>(n, t, expected, seed, collective::all_gather);
         }
         run_on<zeroth::gather_by_messages>(n, t, expected, 7, collective::exchange);
+    }
+}
+
+TEST_CASE("eight bits of masters in slices: the bits of whole blocks, masters and what travels 1/N each way") {
+    const trial t{.blocks = 4, .steps = 6};
+    const auto as_it_is = [](const std::vector<float>& v) { return v; };
+    constexpr std::size_t every = 2, residents = 1;
+    renewed_reference<float, std::vector<float> (*)(std::vector<float>), decltype(as_it_is)> expected(t, in_8_bits,
+                                                                                                      as_it_is);
+    expected.run(host_queue(), every, residents);
+    for (const int n : {2, 3}) {
+        CAPTURE(n);
+        threads::launch(n, [&](threads& world) {
+            const auto rank = static_cast<std::size_t>(world.rank());
+            using store_type = zeroth::renewed_store<float, host_queue, zeroth::float8_wire<>>;
+            store_type store(
+                zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float), static_cast<std::size_t>(n)), rank,
+                {}, 128);
+            fill_masters(store, chain_reference<float>({t.blocks}));
+            const auto losses = by_pipeline<float>(
+                world.queue(), t, store, {.slot_count = 2, .blocks_resident = residents, .write_back_every = every},
+                nap(static_cast<std::uint32_t>(rank)), zeroth::sliced<threads>(world.duplicate("slices")));
+            expect(losses == expected.losses, "rank {} has other losses", rank);
+            expect(holds_masters(store, expected.masters), "rank {} has other masters", rank);
+        });
+    }
+}
+
+TEST_CASE("the faster gather is the same on all ranks, and gives the bits of any") {
+    for (const int n : {1, 3}) {
+        std::vector<char> messages(static_cast<std::size_t>(n));
+        threads::launch(n, [&](threads& world) {
+            const zeroth::gather_as_measured gather(world, 5000, 2);
+            expect(gather.collective_time() > 0 && gather.message_time() > 0, "nothing was measured");
+            expect(gather.by_messages() == (gather.message_time() < gather.collective_time()), "the slower was chosen");
+            const auto rank = static_cast<std::size_t>(world.rank());
+            messages[rank] = gather.by_messages() ? 1 : 0;
+            std::vector<int> all(static_cast<std::size_t>(3 * n), -1);
+            for (std::size_t i = 0; i < 3; ++i) { all[3 * rank + i] = static_cast<int>(10 * rank + i); }
+            gather(world, view<int>(all), part{3 * rank, 3});
+            for (std::size_t i = 0; i < all.size(); ++i) {
+                expect(all[i] == static_cast<int>(10 * (i / 3) + i % 3), "element {} is {}", i, all[i]);
+            }
+        });
+        for (const char m : messages) { CHECK(m == messages[0]); }
     }
 }
 

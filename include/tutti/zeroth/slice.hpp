@@ -4,6 +4,8 @@
 // ZeRO-Infinity, arXiv:2104.07857.
 #pragma once
 
+#include <algorithm>    // max
+#include <bit>          // times as records
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
 #include <string_view>  // texts
@@ -11,6 +13,9 @@
 #include <vector>       // messages
 
 #include <tutti/comm/communicator.hpp>  // can_all_gather
+#include <tutti/core/buffer.hpp>        // what is measured
+#include <tutti/core/deadline.hpp>      // clock_type
+#include <tutti/core/elementwise.hpp>   // fill
 #include <tutti/core/partition.hpp>     // part
 #include <tutti/core/state.hpp>         // hash_bytes
 #include <tutti/core/view.hpp>          // view
@@ -29,7 +34,7 @@ struct whole {
 
 /// Parts of a block reach all ranks by one all-gather: NCCL's kernels, which take some multiprocessors.
 struct gather_collectively {
-    template <communicator C, class T> static void gather(C& c, view<T, memory_of<C>> all, part own) {
+    template <communicator C, class T> void operator()(C& c, view<T, memory_of<C>> all, part own) const {
         c.all_gather(view<const T, memory_of<C>>(all.sub(own.first, own.count)), all);
     }
 };
@@ -37,7 +42,7 @@ struct gather_collectively {
 /// Parts of a block reach every other rank by a message of their own: with a communicator that sends by copy engines,
 /// such as NCCL with NCCL_P2P_USE_CUDA_MEMCPY=1, they take no multiprocessors.
 struct gather_by_messages {
-    template <communicator C, class T> static void gather(C& c, view<T, memory_of<C>> all, part own) {
+    template <communicator C, class T> void operator()(C& c, view<T, memory_of<C>> all, part own) const {
         std::vector<comm::transfer<memory_of<C>>> messages;
         const int n = c.size();
         for (int step = 1; step < n; ++step) {  // each to another rank than all others
@@ -48,6 +53,51 @@ struct gather_by_messages {
                 comm::receive_from(from, all.sub(static_cast<std::size_t>(from) * own.count, own.count)));
         }
         c.exchange(messages);
+    }
+};
+
+/// Whichever of the two is faster for blocks of a size: both are measured when it is made.
+///
+/// Semantics    collective; all ranks take the same, that whose slowest rank takes less.
+/// Determinism  of what is gathered: the same bits either way. Which it is depends on the machine, and may on the day.
+/// Cost         a block's memory while it measures; each way once, and `repeats` times more for the time of one.
+class gather_as_measured {
+    double collectively_ = 0;
+    double by_messages_ = 0;
+
+public:
+    template <communicator C> gather_as_measured(C& c, std::size_t block_bytes, int repeats = 4) {
+        const auto n = static_cast<std::size_t>(c.size());
+        const std::size_t each = std::max<std::size_t>(block_bytes / sizeof(float) / n, 1);
+        const buffer<float, queue_of<C>> all(c.queue(), n * each);
+        fill(c.queue(), all.view(), 0.0f);
+        const part own{static_cast<std::size_t>(c.rank()) * each, each};
+        const auto measure = [&](const auto& gather) {
+            gather(c, all.view(), own);
+            c.synchronize();
+            const auto begin = clock_type::now();
+            for (int i = 0; i < repeats; ++i) { gather(c, all.view(), own); }
+            c.synchronize();
+            return std::bit_cast<std::uint64_t>(seconds(clock_type::now() - begin) / repeats);
+        };
+        const std::uint64_t first = measure(gather_collectively());
+        const std::uint64_t second = measure(gather_by_messages());
+        for (const comm::control_record& r : c.gather_control({first, second, 0, 0})) {
+            collectively_ = std::max(collectively_, std::bit_cast<double>(r[0]));
+            by_messages_ = std::max(by_messages_, std::bit_cast<double>(r[1]));
+        }
+    }
+    [[nodiscard]] bool by_messages() const noexcept { return by_messages_ < collectively_; }
+    /// Seconds of one, by the slowest rank.
+    [[nodiscard]] double collective_time() const noexcept { return collectively_; }
+    [[nodiscard]] double message_time() const noexcept { return by_messages_; }
+
+    template <communicator C, class T> void operator()(C& c, view<T, memory_of<C>> all, part own) const {
+        if (by_messages()) {
+            gather_by_messages()(c, all, own);
+        } else {
+            gather_collectively()(c, all, own);
+        }
     }
 };
 
@@ -63,22 +113,25 @@ template <communicator C, class Gather = gather_collectively> class sliced {
     std::size_t ranks_;
     C control_;
     schedule::lane<C> lane_;
+    Gather gather_;
 
 public:
     static constexpr bool gathers = true;
     using communicator_type = C;
 
-    explicit sliced(C own, schedule::lane_options options = {})
+    explicit sliced(C own, Gather gather = {}, schedule::lane_options options = {})
         : rank_(static_cast<std::size_t>(own.rank()))
         , ranks_(static_cast<std::size_t>(own.size()))
         , control_(std::move(own))
-        , lane_(control_.duplicate("gather"), std::move(options)) {}
+        , lane_(control_.duplicate("gather"), std::move(options))
+        , gather_(std::move(gather)) {}
 
     [[nodiscard]] std::size_t rank() const noexcept { return rank_; }
     [[nodiscard]] std::size_t ranks() const noexcept { return ranks_; }
     [[nodiscard]] schedule::lane<C>& lane() noexcept { return lane_; }
 
-    template <class T> static void gather(C& c, view<T, memory_of<C>> all, part own) { Gather::gather(c, all, own); }
+    /// Called on the lane's communicator with all of a block and the rank's part of it, which is there.
+    [[nodiscard]] const Gather& gather() const noexcept { return gather_; }
 
     /// Ends the other ranks too, which would wait for parts.
     void abort(std::string_view why) noexcept { lane_.abort(why); }

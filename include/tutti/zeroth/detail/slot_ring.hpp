@@ -8,6 +8,7 @@
 #include <algorithm>  // min, max
 #include <cstddef>    // size_t, byte
 #include <cstdint>    // bytes
+#include <optional>   // a lane
 #include <span>       // slices
 #include <string>     // names
 #include <utility>    // move
@@ -55,6 +56,9 @@ void take(const Q& q, view<const std::byte, typename Q::memory_type> in, view<st
 ///                       last offload: there are no more slots than modules, so its slot has been waited for by this
 ///                       upload or one before it
 ///              offload  the update (the queue as it is, or the lane that gathers)
+///            What is decoded needs its slot no longer: the next upload into it begins behind that, and all modules are
+///            decoded to the same place. Where a store has masters that the device updates, those of a module that is due
+///            come in pieces, are updated and encoded into its slot on a lane of their own, and go back.
 template <floating_element T, queue Q, class Exchange> class slot_ring {
 public:
     using M = typename Q::memory_type;
@@ -70,6 +74,7 @@ public:
 
 private:
     static constexpr std::size_t nobody = static_cast<std::size_t>(-1);
+    static constexpr std::size_t pieces_under_way = 3;  // one comes, one is updated, one goes
     using lane = schedule::lane<comm::self<Q>>;
 
     Q q_;
@@ -80,15 +85,24 @@ private:
     std::size_t slots_;
     std::size_t write_every_;
     bool prefetch_;
+    renewal<T, Q>* renewing_;
+    bool decodes_first_;  // of the visit
     std::size_t slot_size_ = 0;
     std::size_t wire_size_ = 0;
+    std::size_t piece_size_ = 0;
     transfer_counters counters_;
     buffer<T, Q> weights_;
     buffer<std::byte, Q> wires_;
+    buffer<std::byte, Q> pieces_;
     Exchange exchange_;  // its lane works on the buffers above
     comm::self<Q> root_;
     lane up_;
     lane off_;
+    std::optional<lane> renew_;
+    std::vector<ticket> brought_;   // by piece under way
+    std::vector<ticket> renewed_;   // by piece under way
+    std::vector<ticket> returned_;  // by piece under way
+    std::size_t next_piece_ = 0;
     std::vector<ticket> uploaded_;   // by slot
     std::vector<ticket> updated_;    // by slot, where ranks gather
     std::vector<ticket> gathered_;   // by slot
@@ -113,7 +127,9 @@ public:
         , order_(std::move(order))
         , slots_(std::min(slot_count, std::max<std::size_t>(order_.size(), 1)))
         , write_every_(write_every)
-        , prefetch_(prefetch && !store.updates())
+        , prefetch_(prefetch && !store.updates() && store.renewing() == nullptr)
+        , renewing_(store.renewing())
+        , decodes_first_(store.encoded() && !Exchange::gathers)
         , exchange_(std::move(exchange))
         , root_(q_, {.name = "zeroth"})
         , up_(root_.duplicate("upload"), lanes)
@@ -133,8 +149,15 @@ public:
         wire_size_ = store_.encoded() ? (wire_size_ + model_layout::alignment - 1) / model_layout::alignment *
                                             model_layout::alignment
                                       : 0;
-        weights_ = buffer<T, Q>(q_, slots_ * slot_size_);
+        weights_ = buffer<T, Q>(q_, (decodes_first_ ? 1 : slots_) * slot_size_);
         wires_ = buffer<std::byte, Q>(q_, slots_ * wire_size_);
+        if (renewing_ != nullptr) {
+            piece_size_ = (renewing_->largest_piece() + model_layout::alignment - 1) / model_layout::alignment *
+                          model_layout::alignment;
+            pieces_ = buffer<std::byte, Q>(q_, pieces_under_way * piece_size_);
+            renew_.emplace(root_.duplicate("renew"), lanes);
+            for (auto* all : {&brought_, &renewed_, &returned_}) { all->resize(pieces_under_way); }
+        }
         store_.open(slots_ + 1);  // one for modules that stay
     }
 
@@ -166,8 +189,9 @@ public:
         if constexpr (Exchange::gathers) {
             updated_[s].wait(q_);
             gathered_[s].wait(q_);
-        } else if (store_.encoded()) {
+        } else if (decodes_first_) {
             store_.decode(q_, m, wire(m, s), slot(m, s));
+            leave();
         }
         return {m, s, slot(m, s)};
     }
@@ -177,45 +201,60 @@ public:
     }
     /// Behind the last work that reads the arrival's weights.
     void release() {
-        ++visited_;
-        advance();
+        if (!decodes_first_) { leave(); }
+    }
+    /// Is it time for the masters of a module? `entry`: their place in the log.
+    [[nodiscard]] bool renewal_due(std::size_t m, std::size_t entry) const {
+        if (renewing_ == nullptr) { return false; }
+        const std::size_t behind = log_.steps_behind(entry);
+        return behind != 0 && (write_all_ || behind >= write_every_ || (log_.steps() + m) % write_every_ == 0);
     }
 
-    /// A module that stays comes from its store, with `updates` where the store applies them, for work of the queue
-    /// from now on.
+    /// A module that stays comes from its store, with `updates` where the store applies them, or its masters take them,
+    /// for work of the queue from now on.
     void load(std::size_t m, view<T, M> to, std::span<const pending_update> updates = {}) {
         if (to.empty()) { return; }
         const part own = store_.own(m);
-        const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
         const view<T, M> mine = to.sub(own.first, own.count);
-        store_.fetch(m, slots_, updates, loaded_);
-        static_cast<void>(
-            loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine), none_));
-        loaded_.wait(q_);
-        if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
+        if (renewing_ != nullptr) {
+            static_cast<void>(loaded_ = renew(m, {}, mine, updates, none_));
+            if (!updates.empty()) {
+                static_cast<void>(offloaded_[m] = off_.submit(
+                                      "returned", [](comm::self<Q>&) {}, loaded_));
+            }
+            loaded_.wait(q_);
+        } else {
+            const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
+            store_.fetch(m, slots_, updates, loaded_);
+            static_cast<void>(
+                loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine), none_));
+            loaded_.wait(q_);
+            if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
+        }
         if constexpr (Exchange::gathers) {
             const ticket t = exchange_.lane().submit(
-                "gather", [to, own](auto& c) { Exchange::gather(c, to, own); }, q_);
+                "gather", [to, own, gather = exchange_.gather()](auto& c) { gather(c, to, own); }, q_);
             t.wait(q_);
             counters_.gathered_bytes += (to.size() - own.count) * sizeof(T);
         }
     }
     /// A module that stays, back to its store, behind the queue's work.
     void save(std::size_t m, view<const T, M> from) {
-        if (from.empty() || store_.updates()) { return; }
+        if (from.empty() || store_.updates() || renewing_ != nullptr) { return; }
         const part own = store_.own(m);
-        submit_offload("save", m, slots_, from.sub(own.first, own.count), q_);
+        submit_offload("save", m, slots_, as_bytes(from.sub(own.first, own.count)), q_);
         offloaded_[m].wait(host_queue());
     }
     /// Waits until every module is in its store.
     void settle() {
         for (const ticket& t : offloaded_) { t.wait(host_queue()); }
+        for (const ticket& t : returned_) { t.wait(host_queue()); }
         store_.settle();
     }
 
 private:
     [[nodiscard]] view<T, M> slot(std::size_t m, std::size_t s) const {
-        return weights_.view().sub(s * slot_size_, store_.layout().size(m));
+        return weights_.view().sub(decodes_first_ ? 0 : s * slot_size_, store_.layout().size(m));
     }
     [[nodiscard]] view<T, M> own_of(std::size_t m, std::size_t s) const {
         const part own = store_.own(m);
@@ -225,7 +264,11 @@ private:
         return wires_.view().sub(s * wire_size_, store_.wire_bytes(m));
     }
     [[nodiscard]] bool due(std::size_t m) const {
-        return !store_.updates() && log_.steps_behind(m) >= (write_all_ ? 1 : write_every_);
+        return !store_.updates() && renewing_ == nullptr && log_.steps_behind(m) >= (write_all_ ? 1 : write_every_);
+    }
+    void leave() {
+        ++visited_;
+        advance();
     }
 
     // Starts all that may start. A slot is free when its last visit is over, and so is a module.
@@ -254,7 +297,13 @@ private:
         const std::size_t m = order_[uploading_ % order_.size()];
         const view<std::byte, M> into = store_.encoded() ? wire(m, s) : as_bytes(own_of(m, s));
         ticket& slot_free = user_[s] == nobody ? none_ : offloaded_[user_[s]];
-        static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
+        if (renewing_ != nullptr && (!renewing_->made(m) || renewal_due(m, m))) {
+            static_cast<void>(uploaded_[s] = renew(m, into, {}, log_.pending(m), slot_free));
+            submit_offload("offload", m, s, view<const std::byte, M>(into), uploaded_[s]);
+            log_.applied(m);
+        } else {
+            static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
+        }
         user_[s] = m;
         ++uploading_;
     }
@@ -264,7 +313,41 @@ private:
         counters_.uploads += 1;
         counters_.upload_bytes += from.size();
         return up_.submit(
-            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, store_.fetched(s));
+            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, offloaded_[m],
+            store_.fetched(s));
+    }
+    // Masters come piece by piece, take `updates`, become what travels or a module that stays, and go back if they have
+    // changed. The ticket: `wire` and `weights` are there.
+    [[nodiscard]] ticket renew(std::size_t m, view<std::byte, M> wire, view<T, M> weights,
+                               std::span<const pending_update> updates, ticket& slot_free) {
+        for (std::size_t i = 0; i < renewing_->pieces(m); ++i) {
+            const std::size_t k = next_piece_++ % pieces_under_way;
+            const view<std::byte, host> home = renewing_->masters(m, i);
+            const view<std::byte, M> here = pieces_.view().sub(k * piece_size_, home.size());
+            static_cast<void>(brought_[k] = up_.submit(
+                                  "upload",
+                                  [from = view<const std::byte, host>(home), here](comm::self<Q>& c) {
+                                      bring(c.queue(), from, here);
+                                  },
+                                  renewed_[k], returned_[k], offloaded_[m]));
+            static_cast<void>(renewed_[k] = renew_->submit(
+                                  "renew",
+                                  [r = renewing_, m, i, here, updates, wire, weights](comm::self<Q>& c) {
+                                      r->renew(c.queue(), m, i, here, updates, wire, weights);
+                                  },
+                                  brought_[k], q_, slot_free));
+            counters_.uploads += 1;
+            counters_.upload_bytes += home.size();
+            if (updates.empty()) { continue; }
+            static_cast<void>(
+                returned_[k] = off_.submit(
+                    "offload",
+                    [from = view<const std::byte, M>(here), home](comm::self<Q>& c) { take(c.queue(), from, home); },
+                    renewed_[k]));
+            counters_.offloads += 1;
+            counters_.offload_bytes += home.size();
+        }
+        return renew_->submit("renewed", [](comm::self<Q>&) {});
     }
     void exchange_next() {
         if constexpr (Exchange::gathers) {
@@ -287,18 +370,18 @@ private:
                                   uploaded_[s]));
             if (due(m)) { write_back(m, s, updated_[s]); }
             static_cast<void>(gathered_[s] = exchange_.lane().submit(
-                                  "gather", [all, own](auto& c) { Exchange::gather(c, all, own); }));
+                                  "gather", [all, own, gather = exchange_.gather()](auto& c) { gather(c, all, own); }));
             counters_.gathered_bytes += (all.size() - own.count) * sizeof(T);
             ++exchanging_;
         }
     }
     template <class After> void write_back(std::size_t m, std::size_t s, After& behind) {
-        submit_offload("offload", m, s, own_of(m, s), behind);
+        submit_offload("offload", m, s, as_bytes(view<const T, M>(own_of(m, s))), behind);
         log_.applied(m);
     }
     template <class After>
-    void submit_offload(std::string_view name, std::size_t m, std::size_t s, view<const T, M> weights, After& behind) {
-        const view<const std::byte, M> from = as_bytes(weights);
+    void submit_offload(std::string_view name, std::size_t m, std::size_t s, view<const std::byte, M> from,
+                        After& behind) {
         const view<std::byte, host> to = store_.sink(m, s);
         static_cast<void>(
             offloaded_[m] = off_.submit(
