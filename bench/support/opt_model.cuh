@@ -189,7 +189,7 @@ class opt_model {
     products products_;
     sequence::cuda_attention<number> attention_;
     std::vector<array<number>> x_;
-    array<number> h_, work_;  // work: queries, keys, values and attention's floats; or the wide layer; or logits
+    array<number> h_, work_;  // work: queries, keys and values; the wide layer; logits
     array<float> sums_, losses_;
     array<int> tokens_;
     static constexpr unsigned threads = 256;
@@ -204,7 +204,7 @@ public:
         , attention_(bench_cudnn::kernels())
 #endif
         , h_(q, n_ * s.width)
-        , work_(q, std::max(5 * n_ * s.width, std::min(n_, logits_of) * words))
+        , work_(q, std::max(4 * n_ * s.width, std::min(n_, logits_of) * words))
         , sums_(q, n_ * s.heads)
         , losses_(q, n_)
         , tokens_(q, n_ + 1) {
@@ -228,17 +228,15 @@ public:
             return sequence::token_view<const number, D>(
                 view<const number, D>(work_.view().sub(k * d, 3 * n_ * d - k * d)), n_, s_.heads, each, 3 * d, each);
         };
-        sequence::forward_block<number, D> call;
+        sequence::final_forward_block<number, D> call;
         call.query = part(0);
         call.key = part(1);
         call.value = part(2);
         call.seen.rule = sequence::mask::causal;
         call.scale = 1 / std::sqrt(static_cast<double>(each));
-        const view<float, D> out(reinterpret_cast<float*>(work_.data() + 3 * n_ * d), n_ * d);
-        call.out = {out, n_, s_.heads, each};
+        call.out = {h_.view(), n_, s_.heads, each};
         call.log_sum_exp = {sums_.view(), n_, s_.heads, 1};
         attention_.forward(q, call);
-        copy(q, view<const float, D>(out), h_.view());
         products_.multiply(h_.data(), w[4].data(), w[5].data(), x, n_, d, d, false, true);
         normalize<<<static_cast<unsigned>(n_), threads, 0, q.stream()>>>(x, w[6].data(), w[7].data(), h_.data(), d);
         products_.multiply(h_.data(), w[8].data(), w[9].data(), work_.data(), n_, d, 4 * d, true, false);

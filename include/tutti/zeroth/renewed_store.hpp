@@ -50,7 +50,7 @@ public:
     using typename base::host;
     using typename base::host_ticket;
     using typename base::upload_ticket;
-    static constexpr std::size_t default_piece = std::size_t{1} << 23;  ///< weights whose masters are updated at once
+    static constexpr std::size_t default_piece = std::size_t{1} << 22;  ///< weights whose masters are updated at once
 
     explicit renewed_store(model_layout l, std::size_t rank = 0, Wire wire = {}, std::size_t piece = default_piece,
                            staging_queue<Q> memory = {})
