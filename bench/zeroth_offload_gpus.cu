@@ -1,11 +1,10 @@
 // Zeroth-order steps of a model whose blocks stream through several GPUs: whole blocks to each GPU, of a host copy each, and
 // slices of one host copy that the GPUs gather; sides of the difference, shards of the batch, or both dealt to them; beside
-// one GPU. Tokens a second, bytes, and how long gathering takes by NCCL's collective and by messages.
+// one GPU. Tokens a second, bytes, and how long gathering takes by NCCL's collective, by its messages and by copies.
 #include <algorithm>  // find_if, max
 #include <chrono>     // host times
 #include <cstdint>    // counts
 #include <cstdio>     // flush
-#include <cstdlib>    // getenv
 #include <exception>  // errors
 #include <iostream>   // errors
 #include <memory>     // stores
@@ -19,6 +18,7 @@
 
 #include <tutti/comm/nccl.hpp>
 #include <tutti/core/cuda_run.cuh>
+#include <tutti/zeroth/gather_by_copies.hpp>
 #include <tutti/zeroth/offload.hpp>
 #include <tutti/zeroth/perturbation.cuh>
 #include <tutti/zeroth/replicate.hpp>
@@ -30,7 +30,7 @@ namespace zeroth_bench {
 
 struct plan {
     std::string uploads;  // naive, sliced
-    std::string gather;   // all_gather, messages, measured
+    std::string gather;   // all_gather, messages, copies
     std::string work;     // one, data, perturbation, 2d
     zeroth::division how;
 };
@@ -170,6 +170,7 @@ int main(int argc, char** argv) try {
     for (const int n : gpus == 1 ? std::vector<int>{1} : std::vector<int>{1, gpus}) {
         for (const bool slices : {false, true}) {
             if (slices && n == 1) { continue; }
+            const auto board = std::make_shared<zeroth::peer_board<cuda_queue>>(n);
             comm::nccl::launch(n, [&](comm::nccl& world) {
                 const auto rank = static_cast<std::size_t>(world.rank());
                 const auto store = slices ? filled(static_cast<std::size_t>(n), rank) : filled(1, 0);
@@ -183,34 +184,37 @@ int main(int argc, char** argv) try {
                         tell(p, measure(world, s, *store, p, zeroth::whole(), slot_count, tokens, steps));
                         continue;
                     }
-                    plan p{"sliced", "all_gather", work, how};
-                    tell(p, measure(world, s, *store, p, zeroth::sliced<comm::nccl>(world.duplicate("slices")),
-                                    slot_count, tokens, steps));
-                    p.gather = "messages";
-                    using by_messages = zeroth::sliced<comm::nccl, zeroth::gather_by_messages>;
-                    tell(p, measure(world, s, *store, p, by_messages(world.duplicate("slices")), slot_count, tokens,
-                                    steps));
+                    const auto one = [&](const char* gather, auto way) {
+                        const plan p{"sliced", gather, work, how};
+                        using exchange = zeroth::sliced<comm::nccl, decltype(way)>;
+                        tell(p, measure(world, s, *store, p, exchange(world.duplicate("slices"), std::move(way)),
+                                        slot_count, tokens, steps));
+                    };
+                    one("all_gather", zeroth::gather_collectively());
+                    one("messages", zeroth::gather_by_messages());
+                    one("copies", zeroth::gather_by_copies<cuda_queue>(world, board));
                 }
                 if (slices) {
-                    const zeroth::gather_as_measured chosen(world, store->layout().size(1) * sizeof(number));
+                    const zeroth::gather_as_measured fastest(
+                        world, store->layout().size(1) * sizeof(number), zeroth::gather_collectively(),
+                        zeroth::gather_by_messages(), zeroth::gather_by_copies<cuda_queue>(world, board));
                     if (world.rank() == 0) {
+                        const char* const names[] = {"all_gather", "messages", "copies"};
                         gathers = {{"block_bytes", store->layout().size(1) * sizeof(number)},
-                                   {"all_gather_ms", chosen.collective_time() * 1e3},
-                                   {"messages_ms", chosen.message_time() * 1e3},
-                                   {"chosen", chosen.by_messages() ? "messages" : "all_gather"}};
-                        fmt::print("# gathering a block: all_gather {:.3f} ms, messages {:.3f} ms\n",
-                                   chosen.collective_time() * 1e3, chosen.message_time() * 1e3);
+                                   {"chosen", names[fastest.chosen()]}};
+                        for (std::size_t i = 0; i < 3; ++i) {
+                            gathers[fmt::format("{}_ms", names[i])] = fastest.times()[i] * 1e3;
+                            fmt::print("# gathering a block by {}: {:.3f} ms\n", names[i], fastest.times()[i] * 1e3);
+                        }
                     }
                 }
                 world.synchronize();
             });
         }
     }
-    const char* const copies = std::getenv("NCCL_P2P_USE_CUDA_MEMCPY");
     bench::write_report(json, {{"bench", "zeroth_offload_gpus"},
                                {"command", bench::command_line(argc, argv)},
                                {"environment", environment},
-                               {"messages_by_copy_engines", copies != nullptr && std::string(copies) == "1"},
                                {"slots", slot_count},
                                {"tokens_a_shard", tokens},
                                {"steps", steps},

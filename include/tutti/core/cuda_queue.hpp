@@ -195,6 +195,18 @@ public:
         detail::check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_->handle), "cudaMemcpyAsync");
     }
 
+    /// Lets another device read and write what queues of `device` allocate, before and after: its copy engines and
+    /// kernels. Nothing for the device itself. Errors: backend_error where devices cannot reach each other.
+    static void share(int device, int with) {
+        if (device == with) { return; }
+        cudaMemAccessDesc access{};
+        access.location.type = cudaMemLocationTypeDevice;
+        access.location.id = with;
+        access.flags = cudaMemAccessFlagsProtReadWrite;
+        detail::check_cuda(cudaMemPoolSetAccess(detail::cuda_pool::of(device).handle(), &access, 1),
+                           "cudaMemPoolSetAccess");
+    }
+
     /// Gives what the device's pool keeps unused back to the driver. Cost: may wait for the device.
     static void trim(int device) {
         detail::check_cuda(cudaMemPoolTrimTo(detail::cuda_pool::of(device).handle(), 0), "cudaMemPoolTrimTo");

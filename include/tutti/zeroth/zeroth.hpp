@@ -17,6 +17,7 @@
 #include <tutti/zeroth/block_store.hpp>
 #include <tutti/zeroth/disk_store.hpp>
 #include <tutti/zeroth/float8_wire.hpp>
+#include <tutti/zeroth/gather_by_copies.hpp>
 #include <tutti/zeroth/layout.hpp>
 #include <tutti/zeroth/master_store.hpp>
 #include <tutti/zeroth/offload.hpp>
