@@ -137,6 +137,7 @@ struct setting {
     int bits;
     std::string directions;
     std::size_t slot_count, every;
+    bool replay = true;  // updates on what travels in 8 bits
 };
 struct first_losses {
     double plus = 0, minus = 0;
@@ -168,7 +169,7 @@ public:
         std::vector<double> times;
         std::vector<zeroth::loss_value> losses(2);
         first_losses first;
-        // Before the first renewals, masters come without updates and what travels is made.
+        // At first masters come without updates, and what travels is made.
         const int untimed = how.bits == 8 ? 3 : 2;
         zeroth::transfer_counters moved;
         for (int step = 0; step < steps_ + untimed; ++step) {
@@ -184,7 +185,7 @@ public:
             if (step >= untimed) { times.push_back(now() - begin); }
         }
         moved = pipeline.counters() - moved;
-        if (how.bits == 16) { exact = first; }
+        if (how.bits == 16 && exact.plus == 0) { exact = first; }
         double total = 0;  // of whole periods where there are: steps that write back are dearer
         for (const double x : times) { total += x; }
         const auto count = static_cast<double>(times.size());
@@ -201,7 +202,8 @@ public:
             down = (weights * sizeof(float) + wire) / period;
             const double resident = static_cast<double>(store.layout().size(0) + store.layout().size(s.blocks + 1));
             stays = t.link(resident * sizeof(float) / period, resident * sizeof(float) / period);
-            compute += t.decode + t.update * (period - 3) / 2;  // 0 to K - 1 updates are replayed; 1 is in `compute`
+            // Of the K updates of a period one a step is drawn for masters; 0 to K - 1 are replayed.
+            compute += t.decode + (how.replay ? t.update * (period - 1) / 2 : 0);
         }
         const double link = t.link(up, down);
         const double bound = layers * std::max(link, t.products) + stays + t.tail;
@@ -220,6 +222,7 @@ public:
                          {"directions", how.directions},
                          {"slots", how.slot_count},
                          {"write_back_every", how.every},
+                         {"replay", how.replay},
                          {"step_ms", mean * 1e3},
                          {"bound_ms", bound * 1e3},
                          {"ratio", mean / bound},
@@ -256,6 +259,7 @@ int main(int argc, char** argv) try {
     std::vector<int> bits{16, 8};
     std::size_t tokens = 2048;
     int steps = 8;
+    bool late = false;
     CLI::App app("Zeroth-order steps with offloaded blocks against the link and the products alone, on one GPU");
     app.add_option("-m,--models", names, "opt-1.3b opt-6.7b opt-13b opt-175b (8 of its 96 blocks)")
         ->capture_default_str();
@@ -265,6 +269,7 @@ int main(int argc, char** argv) try {
     app.add_option("--slots", slot_count, "blocks on the device, or on their way to it")->capture_default_str();
     app.add_option("--write-back-every", every, "steps, of 16 bits")->capture_default_str();
     app.add_option("--renew-every", renew_every, "steps between updates of masters, of 8 bits")->capture_default_str();
+    app.add_flag("--late", late, "see 8 bits without the updates that their masters lack, instead of replaying them");
     app.add_option("--directions", kinds, "normal, rademacher")->check(CLI::IsMember({"normal", "rademacher"}));
     app.add_option("--tokens", tokens, "of the one sample")->check(CLI::Range(128, 2048))->capture_default_str();
     app.add_option("--steps", steps, "timed, after two or three")->check(CLI::Range(1, 1000))->capture_default_str();
@@ -281,11 +286,11 @@ int main(int argc, char** argv) try {
                 s, tokens, kind == "normal" ? zeroth::distribution::normal : zeroth::distribution::rademacher);
         }
         const zeroth::model_layout layout(model_of(s), sizeof(number));
-        const auto measure = [&](auto& store, int width, const std::vector<std::size_t>& periods) {
+        const auto measure = [&](auto& store, int width, const std::vector<std::size_t>& periods, bool replay) {
             for (const std::string& kind : kinds) {
                 for (const std::size_t k : slot_count) {
                     for (const std::size_t p : periods) {
-                        all.measure(s, store, {width, kind, k, p}, parts[kind], exact[kind]);
+                        all.measure(s, store, {width, kind, k, p, replay}, parts[kind], exact[kind]);
                     }
                 }
             }
@@ -294,11 +299,11 @@ int main(int argc, char** argv) try {
             if (width == 16) {
                 store16 store(layout);
                 for (std::size_t m = 0; m < layout.modules(); ++m) { randomize(store.image(m)); }
-                measure(store, width, every);
+                measure(store, width, every, true);
             } else {
-                store8 store(layout);
+                store8 store(layout, 0, {}, {.replay = !late});
                 for (std::size_t m = 0; m < layout.modules(); ++m) { randomize(store.master(m)); }
-                measure(store, width, renew_every);
+                measure(store, width, renew_every, !late);
             }
         }
     }

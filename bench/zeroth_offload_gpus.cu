@@ -9,7 +9,7 @@
 #include <iostream>   // errors
 #include <memory>     // stores
 #include <string>     // names
-#include <utility>    // move, pairs
+#include <utility>    // move
 #include <vector>     // plans
 
 #include <CLI/CLI.hpp>
@@ -79,6 +79,13 @@ outcome measure(comm::nccl& world, const shape& s, zeroth::pinned_store<number, 
     pipeline.flush();
     r.gib = static_cast<double>(pipeline.peak_device_bytes()) / (1 << 30);
     return r;
+}
+
+template <class Way>
+outcome measure_slices(comm::nccl& world, const shape& s, zeroth::pinned_store<number, cuda_queue>& store,
+                       const plan& p, Way way, std::size_t slot_count, std::size_t tokens, int steps) {
+    return measure(world, s, store, p, zeroth::sliced<comm::nccl, Way>(world.duplicate("slices"), std::move(way)),
+                   slot_count, tokens, steps);
 }
 
 }  // namespace zeroth_bench
@@ -153,17 +160,16 @@ int main(int argc, char** argv) try {
     };
     // What n GPUs can share.
     const auto works = [&](int n) {
-        std::vector<std::pair<std::string, zeroth::division>> all;
+        std::vector<plan> all;
         if (n == 1) {
-            all.emplace_back("one", divided(1, 1));
-            zeroth::division twice = divided(1, 1);  // the batch of two shards, one after the other
-            twice.shards = 2;
-            all.emplace_back("one", twice);
+            all.push_back({"naive", "-", "one", divided(1, 1)});
+            all.push_back(all.back());  // the batch of two shards, one after the other
+            all.back().how.shards = 2;
             return all;
         }
-        all.emplace_back("data", divided(1, n));
-        if (n == 2) { all.emplace_back("perturbation", divided(2, 1)); }
-        if (n >= 4 && n % 2 == 0) { all.emplace_back("2d", divided(2, n / 2)); }
+        all.push_back({"naive", "-", "data", divided(1, n)});
+        if (n == 2) { all.push_back({"naive", "-", "perturbation", divided(2, 1)}); }
+        if (n >= 4 && n % 2 == 0) { all.push_back({"naive", "-", "2d", divided(2, n / 2)}); }
         return all;
     };
     nlohmann::ordered_json gathers;
@@ -178,21 +184,21 @@ int main(int argc, char** argv) try {
                 const auto tell = [&](const plan& p, const outcome& r) {
                     if (world.rank() == 0) { report(n, p, r); }
                 };
-                for (const auto& [work, how] : works(n)) {
+                for (plan p : works(n)) {
                     if (!slices) {
-                        const plan p{"naive", "-", work, how};
                         tell(p, measure(world, s, *store, p, zeroth::whole(), slot_count, tokens, steps));
                         continue;
                     }
-                    const auto one = [&](const char* gather, auto way) {
-                        const plan p{"sliced", gather, work, how};
-                        using exchange = zeroth::sliced<comm::nccl, decltype(way)>;
-                        tell(p, measure(world, s, *store, p, exchange(world.duplicate("slices"), std::move(way)),
-                                        slot_count, tokens, steps));
-                    };
-                    one("all_gather", zeroth::gather_collectively());
-                    one("messages", zeroth::gather_by_messages());
-                    one("copies", zeroth::gather_by_copies<cuda_queue>(world, board));
+                    p.uploads = "sliced";
+                    p.gather = "all_gather";
+                    tell(p,
+                         measure_slices(world, s, *store, p, zeroth::gather_collectively(), slot_count, tokens, steps));
+                    p.gather = "messages";
+                    tell(p,
+                         measure_slices(world, s, *store, p, zeroth::gather_by_messages(), slot_count, tokens, steps));
+                    p.gather = "copies";
+                    tell(p, measure_slices(world, s, *store, p, zeroth::gather_by_copies<cuda_queue>(world, board),
+                                           slot_count, tokens, steps));
                 }
                 if (slices) {
                     const zeroth::gather_as_measured fastest(

@@ -97,10 +97,10 @@ TEST_CASE("eight bits of masters: encoded, decoded and updated on the device wit
         const std::size_t every = 1 + run % 3, residents = run / 3 % 2;
         renewed_reference<float16, decltype(eight_then_16), std::vector<float16> (*)(const std::vector<float>&)>
             expected(t, eight_then_16, in_16_bits<float16>);
-        expected.run(q, every, residents);
+        expected.run(q, every, residents, run % 5 != 0);
         zeroth::renewed_store<float16, cuda_queue, zeroth::float8_wire<>> store(
             zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float16)), 0, {},
-            run % 2 == 0 ? 128 : std::size_t{1} << 20);
+            {.piece = run % 2 == 0 ? 128 : std::size_t{1} << 20, .replay = run % 5 != 0});
         fill_masters(store, chain_reference<float>({t.blocks}));
         const cuda_queue own(0);
         const auto losses = by_pipeline<float16>(

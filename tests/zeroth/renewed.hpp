@@ -43,34 +43,44 @@ template <class T, class Convert, class Round> struct renewed_reference {
     renewed_reference(const trial& of, Convert c, Round r)
         : t(of), convert(c), round(r), masters({of.blocks}), seen(masters, r) {}
 
-    template <queue Q> void run(const Q& q, std::size_t every, std::size_t residents) {
+    template <queue Q> void run(const Q& q, std::size_t every, std::size_t residents, bool replay = true) {
         const zeroth::model_layout layout(chain_shape{t.blocks}.shape(), sizeof(T));
+        const auto stays = [&](std::size_t m) { return m <= residents || m == layout.tail(); };
         const auto renew = [&](std::size_t m) {
-            const bool stays = m <= residents || m == layout.tail();
             for (const zeroth::tensor_slice& s : layout.slices(m)) {
                 const auto& now = masters.values(s.tensor);
-                seen.set(s.tensor, stays ? round(now) : convert(now));
+                seen.set(s.tensor, stays(m) ? round(now) : convert(now));
             }
         };
         std::vector<std::size_t> done(layout.modules(), 0);
         std::size_t updates = 0;
-        for (std::size_t m = 0; m < layout.modules(); ++m) { renew(m); }
-        for (std::size_t step = 0; step < t.steps; ++step) {
+        const auto renew_due = [&](bool of_those_that_stay) {
             for (std::size_t m = 0; m < layout.modules(); ++m) {
                 const std::size_t behind = updates - done[m];
-                if (behind == 0 || (behind < every && (updates + m) % every != 0)) { continue; }
+                const bool due = behind != 0 && (behind >= every || (updates + m) % every == 0);
+                if (!due || stays(m) != of_those_that_stay) { continue; }
                 renew(m);
                 done[m] = updates;
             }
+        };
+        for (std::size_t m = 0; m < layout.modules(); ++m) { renew(m); }
+        for (std::size_t step = 0; step < t.steps; ++step) {
+            renew_due(true);
             std::vector<zeroth::loss_value> found;
             for (const zeroth::probe& p : t.probes(step)) {
                 found.push_back({seen.loss(q, p, step), 1});
                 losses.push_back(found.back().mean);
             }
+            renew_due(false);  // what has come is as it was
             const auto change = t.updates(step, found);
+            const chain_reference<T> before = seen;
             masters.update(change);
             seen.update(change);
             updates += change.empty() ? 0 : 1;
+            for (std::size_t m = 0; m < layout.modules() && !replay; ++m) {
+                if (stays(m)) { continue; }
+                for (const zeroth::tensor_slice& s : layout.slices(m)) { seen.set(s.tensor, before.values(s.tensor)); }
+            }
         }
     }
 };

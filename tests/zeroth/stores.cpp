@@ -93,15 +93,17 @@ template <class T, class Wire, class Convert, class Round>
 void expect_renewed(const trial& t, Convert convert, Round round) {
     for (const std::size_t every : {1u, 3u}) {
         for (const std::size_t residents : {0u, 1u}) {
+            const bool replay = every == 1 || residents == 0;
             renewed_reference<T, Convert, Round> expected(t, convert, round);
-            expected.run(q, every, residents);
+            expected.run(q, every, residents, replay);
             for (const std::size_t slot_count : {1u, 2u, 3u}) {
                 for (const std::size_t piece : {std::size_t{128}, std::size_t{1} << 20}) {
                     CAPTURE(every);
                     CAPTURE(residents);
                     CAPTURE(slot_count);
                     CAPTURE(piece);
-                    zeroth::renewed_store<T, host_queue, Wire> store(layout_of(t.blocks, sizeof(T)), 0, {}, piece);
+                    zeroth::renewed_store<T, host_queue, Wire> store(layout_of(t.blocks, sizeof(T)), 0, {},
+                                                                     {.piece = piece, .replay = replay});
                     fill_masters(store, chain_reference<float>({t.blocks}));
                     CHECK(by_pipeline<T>(
                               host_queue{}, t, store,
@@ -256,7 +258,7 @@ TEST_CASE("masters that the device updates: eight bits travel and updates are re
     expect_renewed<bfloat16, zeroth::rounded_wire<bfloat16>>({.blocks = 3, .steps = 5}, in_16_bits<bfloat16>,
                                                              in_16_bits<bfloat16>);
     CHECK_THROWS_WITH_AS(
-        (zeroth::renewed_store<float, host_queue, zeroth::float8_wire<>>(layout_of(1, 4), 0, {}, 1000)),
+        (zeroth::renewed_store<float, host_queue, zeroth::float8_wire<>>(layout_of(1, 4), 0, {}, {.piece = 1000})),
         "renewed_store: pieces of 1000 weights, expected a multiple of 128", usage_error);
 }
 
@@ -264,8 +266,8 @@ TEST_CASE("masters move as rarely as they are due, in a part of the blocks each 
     constexpr std::size_t blocks = 8, every = 4, steps = 12;
     zeroth::renewed_store<float, host_queue, zeroth::float8_wire<>> store(layout_of(blocks, sizeof(float)));
     chain_model<host_queue, float, no_pause> model({}, 2, {});
-    zeroth::offload<host_queue, float, decltype(model)> p({}, model, store,
-                                                          {.slot_count = 2, .write_back_every = every});
+    zeroth::offload<host_queue, float, decltype(model)> p(
+        {}, model, store, {.slot_count = 2, .write_back_every = every, .prefetch = false});
     const auto& layout = store.layout();
     const trial t{.blocks = blocks, .steps = steps};
     std::vector<double> losses;
@@ -281,13 +283,13 @@ TEST_CASE("masters move as rarely as they are due, in a part of the blocks each 
             const std::uint64_t behind = updates - done[m];
             const bool due = behind != 0 && (behind >= every || (updates + m) % every == 0);
             const std::uint64_t masters = layout.size(m) * sizeof(float);
-            if (due || (step == 0 && !stays)) {
-                up += masters;
-                down += (due ? masters : 0) + (stays ? 0 : store.wire_bytes(m));
+            const std::uint64_t encoded = stays ? 0 : store.wire_bytes(m);
+            const bool first = step == 0 && !stays;  // masters come without updates, and what travels is made
+            up += (first ? masters : encoded) + (due ? masters : 0);
+            down += (first ? encoded : 0) + (due ? masters + encoded : 0);
+            if (due) {
                 done[m] = updates;
-                renewals += due ? 1 : 0;
-            } else if (!stays) {
-                up += store.wire_bytes(m);
+                ++renewals;
             }
         }
         CHECK(moved.upload_bytes == up);

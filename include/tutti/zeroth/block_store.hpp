@@ -32,12 +32,16 @@ public:
     /// Bytes of the masters of the largest.
     [[nodiscard]] virtual std::size_t largest_piece() const = 0;
     [[nodiscard]] virtual view<std::byte, host> masters(std::size_t m, std::size_t piece) = 0;
+    /// Where the piece's part of what travels is in it, in bytes.
+    [[nodiscard]] virtual part encoded_piece(std::size_t m, std::size_t piece) const = 0;
     /// Is there anything of the module that can travel?
     [[nodiscard]] virtual bool made(std::size_t m) const = 0;
-    /// On `q`: updates a piece's masters, and makes of them its part of `wire`, and of `weights`; of each if it is not
-    /// empty.
+    /// Are updates that what travels lacks applied to it on every visit? Else it is seen without them.
+    [[nodiscard]] virtual bool replays() const noexcept = 0;
+    /// On `q`: updates a piece's masters, and makes of them its part of what travels, and of the weights of the module
+    /// as the device has them; of each if it is not empty.
     virtual void renew(const Q& q, std::size_t m, std::size_t piece, view<std::byte, M> masters,
-                       std::span<const pending_update>, view<std::byte, M> wire, view<T, M> weights) const = 0;
+                       std::span<const pending_update>, view<std::byte, M> encoded, view<T, M> weights) const = 0;
 
 protected:
     ~renewal() = default;

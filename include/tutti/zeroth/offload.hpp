@@ -71,9 +71,9 @@ struct offload_options {
 /// Determinism  bits do not depend on slots, residents, write_back_every, prefetch, Exchange, or which store keeps T:
 ///              stores that encode say on what theirs do.
 /// Cost         a pass: each block up once; down once where it is due. Device memory: residents, slots times the
-///              largest block, one perturbed copy of the largest module, what the model allocates; not the depth. The
-///              host waits once a pass, for the losses. With `sliced`, 1/N of the bytes each way and (N-1)/N from other
-///              ranks.
+///              largest block (of a store that encodes: slots times what travels, and one block), one perturbed copy of
+///              the largest module, what the model allocates; not the depth. The host waits once a pass, for the losses.
+///              With `sliced`, 1/N of the bytes each way and (N-1)/N from other ranks.
 /// Errors       usage_error before anything moved: no slot, more residents than blocks, a store of another rank than
 ///              the exchange, a probe or update that is not finite, a step twice. After another error the pipeline has failed.
 /// Lifetime     store, model and trace outlive it.
@@ -283,8 +283,9 @@ private:
         }
         const std::span<const tensor_slice> slices = store_.layout().slices(m);
         const bool updated_before = store_.updates() || (Exchange::gathers && !stays_here);
-        const std::span<const pending_update> updates =
-            updated_before ? std::span<const pending_update>() : log_.pending(m);
+        const std::span<const pending_update> updates = updated_before ? std::span<const pending_update>()
+                                                        : stays_here   ? log_.pending(m)
+                                                                       : ring_.lacking(m);
         const bool copied_first = !probes.empty() && probes[0].scale != 0;
         if (!updates.empty() && !copied_first) { apply_updates(q_, at.weights, slices, updates); }
         for (std::size_t b = 0; b < probes.size(); ++b) {

@@ -20,16 +20,24 @@
 
 namespace tutti::zeroth {
 
+struct renewed_options {
+    std::size_t piece = std::size_t{1} << 22;  ///< weights whose masters are updated at once, a multiple of 128
+    bool replay = true;                        ///< updates since are applied to what has come, in T, on every visit
+};
+
 /// Masters of type A and, of each block, what travels, both page-locked.
 ///
-/// Semantics    every `write_back_every` steps, another part of the blocks in each step, a block comes as masters, in
-///              pieces: each is updated in A with all that it lacks, encoded, and goes back. In other steps what was
-///              encoded comes, and the updates since are replayed on the decoded weights, in T. Modules that stay are
-///              updated in T every step and made of their masters as rarely.
-///              So losses are those of weights as they travel; masters take every update, as if alone.
-/// Determinism  the bits depend on `write_back_every`, on nothing else: pieces only cut transfers.
-/// Cost         host memory: sizeof(A) and the wire's bytes a weight. A step moves, a weight, the wire's bytes up, and 1/K
-///              of sizeof(A) up and of both down; device memory: three pieces, a wire a slot, one block of T.
+/// Semantics    in each step what travels comes of every block, and updates that it lacks are replayed on the decoded
+///              weights, in T. After a visit, once in `write_back_every` steps for each block and another part of them in
+///              each step, the masters follow, piece by piece between the next blocks: each piece is updated in A with
+///              all that it lacks, encoded, and both go back, for the next visit. Modules that stay are updated in T
+///              every step, and made of their masters as rarely.
+///              So losses are those of weights as they travel; masters take every update, as if alone. Without `replay`
+///              blocks are seen without the last write_back_every updates or fewer, which are then drawn once and not
+///              in every step until they are in the masters.
+/// Determinism  the bits depend on `write_back_every` and `replay`, on nothing else: pieces only cut transfers.
+/// Cost         host memory: sizeof(A) and the wire's bytes a weight. A step moves, a weight, the wire's bytes up; and 1/K
+///              of sizeof(A) up and of both down. Device memory: a wire a slot, one block of T, six pieces.
 /// Errors       usage_error for a piece that is not a multiple of 128; backend_error when memory cannot be page-locked.
 template <floating_element T, queue Q, class Wire, floating_element A = float>
 requires(weight_encoder<Wire, A, Q>&& weight_decoder<Wire, T, Q>) class renewed_store final : public block_store<T, Q>,
@@ -39,6 +47,7 @@ requires(weight_encoder<Wire, A, Q>&& weight_decoder<Wire, T, Q>) class renewed_
 
     Wire wire_;
     std::size_t piece_;
+    bool replay_;
     staging_queue<Q> memory_;
     std::vector<buffer<A, staging_queue<Q>>> masters_;         // by module
     std::vector<buffer<std::byte, staging_queue<Q>>> wires_;   // by module; head and tail have none
@@ -50,17 +59,17 @@ public:
     using typename base::host;
     using typename base::host_ticket;
     using typename base::upload_ticket;
-    static constexpr std::size_t default_piece = std::size_t{1} << 22;  ///< weights whose masters are updated at once
 
-    explicit renewed_store(model_layout l, std::size_t rank = 0, Wire wire = {}, std::size_t piece = default_piece,
+    explicit renewed_store(model_layout l, std::size_t rank = 0, Wire wire = {}, renewed_options options = {},
                            staging_queue<Q> memory = {})
         : base(std::move(l), rank)
         , wire_(std::move(wire))
-        , piece_(piece)
+        , piece_(options.piece)
+        , replay_(options.replay)
         , memory_(std::move(memory))
         , made_(this->layout().modules(), false) {
-        if (piece == 0 || piece % 128 != 0) {
-            throw usage_error(formatted("renewed_store: pieces of {} weights, expected a multiple of 128", piece));
+        if (piece_ == 0 || piece_ % 128 != 0) {
+            throw usage_error(formatted("renewed_store: pieces of {} weights, expected a multiple of 128", piece_));
         }
         for (std::size_t m = 0; m < this->layout().modules(); ++m) {
             const std::size_t count = this->own(m).count;
@@ -119,15 +128,17 @@ public:
         const part p = elements(m, i);
         return as_bytes(masters_[m].view().sub(p.first, p.count));
     }
+    [[nodiscard]] part encoded_piece(std::size_t m, std::size_t i) const override {
+        return {i * padded(piece_), padded(elements(m, i).count)};
+    }
     [[nodiscard]] bool made(std::size_t m) const override { return made_[m]; }
+    [[nodiscard]] bool replays() const noexcept override { return replay_; }
     void renew(const Q& q, std::size_t m, std::size_t i, view<std::byte, M> masters,
-               std::span<const pending_update> updates, view<std::byte, M> wire, view<T, M> weights) const override {
+               std::span<const pending_update> updates, view<std::byte, M> encoded, view<T, M> weights) const override {
         const part p = elements(m, i);
         const view<A, M> now(reinterpret_cast<A*>(masters.data()), p.count);
         apply_updates(q, now, own_[m][i], updates);
-        if (!wire.empty()) {
-            wire_.encode(q, view<const A, M>(now), wire.sub(i * padded(piece_), wire_.bytes(p.count)));
-        }
+        if (!encoded.empty()) { wire_.encode(q, view<const A, M>(now), encoded.sub(0, wire_.bytes(p.count))); }
         if (!weights.empty()) { copy(q, view<const A, M>(now), weights.sub(p.first, p.count)); }
     }
 

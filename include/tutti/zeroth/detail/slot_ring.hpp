@@ -5,9 +5,11 @@
 // not wait for the computation, are ours.
 #pragma once
 
-#include <algorithm>  // min, max
+#include <algorithm>  // min, max, any_of
 #include <cstddef>    // size_t, byte
 #include <cstdint>    // bytes
+#include <deque>      // modules whose masters come
+#include <memory>     // updates
 #include <optional>   // a lane
 #include <span>       // slices
 #include <string>     // names
@@ -58,7 +60,8 @@ void take(const Q& q, view<const std::byte, typename Q::memory_type> in, view<st
 ///              offload  the update (the queue as it is, or the lane that gathers)
 ///            What is decoded needs its slot no longer: the next upload into it begins behind that, and all modules are
 ///            decoded to the same place. Where a store has masters that the device updates, those of a module that is due
-///            come in pieces, are updated and encoded into its slot on a lane of their own, and go back.
+///            come after its visit, some pieces behind each of the next uploads, so that the link has as much to do at all
+///            times; are updated and encoded on a lane of their own; and go back before the module comes again.
 template <floating_element T, queue Q, class Exchange> class slot_ring {
 public:
     using M = typename Q::memory_type;
@@ -74,7 +77,7 @@ public:
 
 private:
     static constexpr std::size_t nobody = static_cast<std::size_t>(-1);
-    static constexpr std::size_t pieces_under_way = 3;  // one comes, one is updated, one goes
+    static constexpr std::size_t pieces_under_way = 6;  // some come, some are updated, some go
     using lane = schedule::lane<comm::self<Q>>;
 
     Q q_;
@@ -90,6 +93,7 @@ private:
     std::size_t slot_size_ = 0;
     std::size_t wire_size_ = 0;
     std::size_t piece_size_ = 0;
+    std::size_t encoded_size_ = 0;  // of a piece
     transfer_counters counters_;
     buffer<T, Q> weights_;
     buffer<std::byte, Q> wires_;
@@ -102,7 +106,16 @@ private:
     std::vector<ticket> brought_;   // by piece under way
     std::vector<ticket> renewed_;   // by piece under way
     std::vector<ticket> returned_;  // by piece under way
+    std::vector<ticket> remade_;    // by module
     std::size_t next_piece_ = 0;
+    // A module whose masters are on their way.
+    struct renewing {
+        std::size_t module;
+        std::shared_ptr<const std::vector<pending_update>> updates;
+        std::size_t next;  // piece
+    };
+    std::deque<renewing> backlog_;
+    std::size_t current_ = 0;        // module that is visited
     std::vector<ticket> uploaded_;   // by slot
     std::vector<ticket> updated_;    // by slot, where ranks gather
     std::vector<ticket> gathered_;   // by slot
@@ -114,7 +127,8 @@ private:
     std::size_t fetching_ = 0;
     std::size_t uploading_ = 0;
     std::size_t exchanging_ = 0;
-    std::size_t visited_ = 0;
+    std::size_t visited_ = 0;   // whose slot is free
+    std::size_t released_ = 0;  // whose module may come again
     std::size_t end_ = 0;  // of the pass
     bool write_all_ = false;
 
@@ -127,7 +141,7 @@ public:
         , order_(std::move(order))
         , slots_(std::min(slot_count, std::max<std::size_t>(order_.size(), 1)))
         , write_every_(write_every)
-        , prefetch_(prefetch && !store.updates() && store.renewing() == nullptr)
+        , prefetch_(prefetch && !store.updates())
         , renewing_(store.renewing())
         , decodes_first_(store.encoded() && !Exchange::gathers)
         , exchange_(std::move(exchange))
@@ -152,10 +166,21 @@ public:
         weights_ = buffer<T, Q>(q_, (decodes_first_ ? 1 : slots_) * slot_size_);
         wires_ = buffer<std::byte, Q>(q_, slots_ * wire_size_);
         if (renewing_ != nullptr) {
-            piece_size_ = (renewing_->largest_piece() + model_layout::alignment - 1) / model_layout::alignment *
-                          model_layout::alignment;
-            pieces_ = buffer<std::byte, Q>(q_, pieces_under_way * piece_size_);
-            renew_.emplace(root_.duplicate("renew"), lanes);
+            const auto padded = [](std::size_t bytes) {
+                return (bytes + model_layout::alignment - 1) / model_layout::alignment * model_layout::alignment;
+            };
+            piece_size_ = padded(renewing_->largest_piece());
+            for (const std::size_t m : order_) {
+                if (renewing_->pieces(m) == 0) { continue; }
+                encoded_size_ = std::max(encoded_size_, padded(renewing_->encoded_piece(m, 0).count));
+            }
+            pieces_ = buffer<std::byte, Q>(q_, pieces_under_way * (piece_size_ + encoded_size_));
+            remade_.resize(store.layout().modules());
+            if constexpr (requires { q_.urgent_sibling(); }) {  // else uploads would wait behind a model's kernels
+                renew_.emplace(comm::self<Q>(q_.urgent_sibling(), {.name = "zeroth/renew"}), lanes);
+            } else {
+                renew_.emplace(root_.duplicate("renew"), lanes);
+            }
             for (auto* all : {&brought_, &renewed_, &returned_}) { all->resize(pieces_under_way); }
         }
         store_.open(slots_ + 1);  // one for modules that stay
@@ -185,13 +210,15 @@ public:
     [[nodiscard]] arrival arrive() {
         const std::size_t s = visited_ % slots_;
         const std::size_t m = order_[visited_ % order_.size()];
+        current_ = m;
         uploaded_[s].wait(q_);
         if constexpr (Exchange::gathers) {
             updated_[s].wait(q_);
             gathered_[s].wait(q_);
         } else if (decodes_first_) {
             store_.decode(q_, m, wire(m, s), slot(m, s));
-            leave();
+            ++visited_;
+            advance();
         }
         return {m, s, slot(m, s)};
     }
@@ -201,7 +228,20 @@ public:
     }
     /// Behind the last work that reads the arrival's weights.
     void release() {
-        if (!decodes_first_) { leave(); }
+        if (renewal_due(current_, current_)) {
+            const auto lacking = log_.pending(current_);
+            backlog_.push_back(
+                {current_, std::make_shared<std::vector<pending_update>>(lacking.begin(), lacking.end()), 0});
+            log_.applied(current_);
+        }
+        visited_ = ++released_;
+        advance();
+        if (!backlog_.empty()) { renew_some((renewing_->pieces(backlog_.front().module) - 1) / write_every_ + 1); }
+    }
+    /// Updates for the visitor, or whoever gathers, of a module that has come.
+    [[nodiscard]] std::span<const pending_update> lacking(std::size_t m) const {
+        if (store_.updates() || (renewing_ != nullptr && !renewing_->replays())) { return {}; }
+        return log_.pending(m);
     }
     /// Is it time for the masters of a module? `entry`: their place in the log.
     [[nodiscard]] bool renewal_due(std::size_t m, std::size_t entry) const {
@@ -217,11 +257,10 @@ public:
         const part own = store_.own(m);
         const view<T, M> mine = to.sub(own.first, own.count);
         if (renewing_ != nullptr) {
-            static_cast<void>(loaded_ = renew(m, {}, mine, updates, none_));
-            if (!updates.empty()) {
-                static_cast<void>(offloaded_[m] = off_.submit(
-                                      "returned", [](comm::self<Q>&) {}, loaded_));
-            }
+            const auto kept = std::make_shared<std::vector<pending_update>>(updates.begin(), updates.end());
+            for (std::size_t i = 0; i < renewing_->pieces(m); ++i) { renew(m, i, kept, {}, mine, q_, none_); }
+            static_cast<void>(remade_[m] = off_.submit("remade", [](comm::self<Q>&) {}));
+            static_cast<void>(loaded_ = renew_->submit("renewed", [](comm::self<Q>&) {}));
             loaded_.wait(q_);
         } else {
             const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
@@ -247,8 +286,9 @@ public:
     }
     /// Waits until every module is in its store.
     void settle() {
+        renew_all_of(nobody);
         for (const ticket& t : offloaded_) { t.wait(host_queue()); }
-        for (const ticket& t : returned_) { t.wait(host_queue()); }
+        for (const ticket& t : remade_) { t.wait(host_queue()); }
         store_.settle();
     }
 
@@ -266,16 +306,11 @@ private:
     [[nodiscard]] bool due(std::size_t m) const {
         return !store_.updates() && renewing_ == nullptr && log_.steps_behind(m) >= (write_all_ ? 1 : write_every_);
     }
-    void leave() {
-        ++visited_;
-        advance();
-    }
-
     // Starts all that may start. A slot is free when its last visit is over, and so is a module.
     void advance() {
         const std::size_t n = order_.size();
         if (n == 0) { return; }
-        const std::size_t last = prefetch_ ? visited_ + n : std::min(visited_ + n, end_);
+        const std::size_t last = prefetch_ ? released_ + n : std::min(released_ + n, end_);
         for (;;) {
             while (fetching_ < std::min(last, uploading_ + slots_)) { fetch(); }
             if (uploading_ >= std::min(last, visited_ + slots_)) { break; }
@@ -297,11 +332,13 @@ private:
         const std::size_t m = order_[uploading_ % order_.size()];
         const view<std::byte, M> into = store_.encoded() ? wire(m, s) : as_bytes(own_of(m, s));
         ticket& slot_free = user_[s] == nobody ? none_ : offloaded_[user_[s]];
-        if (renewing_ != nullptr && (!renewing_->made(m) || renewal_due(m, m))) {
-            static_cast<void>(uploaded_[s] = renew(m, into, {}, log_.pending(m), slot_free));
+        if (renewing_ != nullptr && !renewing_->made(m)) {  // it has never traveled
+            const auto nothing = std::make_shared<std::vector<pending_update>>();
+            for (std::size_t i = 0; i < renewing_->pieces(m); ++i) { renew(m, i, nothing, into, {}, q_, slot_free); }
+            static_cast<void>(uploaded_[s] = renew_->submit("renewed", [](comm::self<Q>&) {}));
             submit_offload("offload", m, s, view<const std::byte, M>(into), uploaded_[s]);
-            log_.applied(m);
         } else {
+            renew_all_of(m);
             static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
         }
         user_[s] = m;
@@ -314,40 +351,64 @@ private:
         counters_.upload_bytes += from.size();
         return up_.submit(
             name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, offloaded_[m],
-            store_.fetched(s));
+            renewing_ == nullptr ? none_ : remade_[m], store_.fetched(s));
     }
-    // Masters come piece by piece, take `updates`, become what travels or a module that stays, and go back if they have
-    // changed. The ticket: `wire` and `weights` are there.
-    [[nodiscard]] ticket renew(std::size_t m, view<std::byte, M> wire, view<T, M> weights,
-                               std::span<const pending_update> updates, ticket& slot_free) {
-        for (std::size_t i = 0; i < renewing_->pieces(m); ++i) {
-            const std::size_t k = next_piece_++ % pieces_under_way;
-            const view<std::byte, host> home = renewing_->masters(m, i);
-            const view<std::byte, M> here = pieces_.view().sub(k * piece_size_, home.size());
-            static_cast<void>(brought_[k] = up_.submit(
-                                  "upload",
-                                  [from = view<const std::byte, host>(home), here](comm::self<Q>& c) {
-                                      bring(c.queue(), from, here);
-                                  },
-                                  renewed_[k], returned_[k], offloaded_[m]));
-            static_cast<void>(renewed_[k] = renew_->submit(
-                                  "renew",
-                                  [r = renewing_, m, i, here, updates, wire, weights](comm::self<Q>& c) {
-                                      r->renew(c.queue(), m, i, here, updates, wire, weights);
-                                  },
-                                  brought_[k], q_, slot_free));
-            counters_.uploads += 1;
-            counters_.upload_bytes += home.size();
-            if (updates.empty()) { continue; }
-            static_cast<void>(
-                returned_[k] = off_.submit(
-                    "offload",
-                    [from = view<const std::byte, M>(here), home](comm::self<Q>& c) { take(c.queue(), from, home); },
-                    renewed_[k]));
-            counters_.offloads += 1;
-            counters_.offload_bytes += home.size();
-        }
-        return renew_->submit("renewed", [](comm::self<Q>&) {});
+    // A piece of masters comes, takes `updates`, and goes back if there are any. Of it are made a part of `wire`, of the
+    // whole module, or of `weights`, behind `free`; if of neither, what travels is made and goes back too.
+    template <class... Free>
+    void renew(std::size_t m, std::size_t i, const std::shared_ptr<const std::vector<pending_update>>& updates,
+               view<std::byte, M> wire, view<T, M> weights, Free&... free) {
+        const std::size_t k = next_piece_++ % pieces_under_way;
+        const view<std::byte, M> room =
+            pieces_.view().sub(k * (piece_size_ + encoded_size_), piece_size_ + encoded_size_);
+        const view<std::byte, host> home = renewing_->masters(m, i);
+        const view<std::byte, M> here = room.sub(0, home.size());
+        const part place = renewing_->encoded_piece(m, i);
+        const bool travels = wire.empty() && weights.empty();
+        const view<std::byte, M> encoded = travels        ? room.sub(piece_size_, place.count)
+                                           : wire.empty() ? wire
+                                                          : wire.sub(place.first, place.count);
+        static_cast<void>(
+            brought_[k] = up_.submit(
+                "upload",
+                [from = view<const std::byte, host>(home), here](comm::self<Q>& c) { bring(c.queue(), from, here); },
+                renewed_[k], returned_[k], remade_[m], offloaded_[m]));
+        static_cast<void>(renewed_[k] = renew_->submit(
+                              "renew",
+                              [r = renewing_, m, i, here, updates, encoded, weights](comm::self<Q>& c) {
+                                  r->renew(c.queue(), m, i, here, *updates, encoded, weights);
+                              },
+                              brought_[k], free...));
+        counters_.uploads += 1;
+        counters_.upload_bytes += home.size();
+        if (updates->empty()) { return; }
+        const view<std::byte, host> sink =
+            travels ? store_.sink(m, 0).sub(place.first, place.count) : view<std::byte, host>();
+        static_cast<void>(returned_[k] = off_.submit(
+                              "offload",
+                              [from = view<const std::byte, M>(here), home, of = view<const std::byte, M>(encoded),
+                               sink](comm::self<Q>& c) {
+                                  take(c.queue(), from, home);
+                                  if (!sink.empty()) { take(c.queue(), of, sink); }
+                              },
+                              renewed_[k]));
+        counters_.offloads += 1;
+        counters_.offload_bytes += home.size() + sink.size();
+    }
+    // So many pieces more of the module whose turn it is. What it was when it came is up already: uploads keep their order.
+    void renew_some(std::size_t count) {
+        renewing& now = backlog_.front();
+        const std::size_t m = now.module;
+        const std::size_t end = now.next + std::min(renewing_->pieces(m) - now.next, count);
+        for (; now.next < end; ++now.next) { renew(m, now.next, now.updates, {}, {}); }
+        if (end < renewing_->pieces(m)) { return; }
+        backlog_.pop_front();
+        static_cast<void>(remade_[m] = off_.submit("remade", [](comm::self<Q>&) {}));
+    }
+    // All of a module that is waiting, and those before it; nobody: all.
+    void renew_all_of(std::size_t m) {
+        const auto waits = [&](const renewing& r) { return m == nobody || r.module == m; };
+        while (std::any_of(backlog_.begin(), backlog_.end(), waits)) { renew_some(nobody); }
     }
     void exchange_next() {
         if constexpr (Exchange::gathers) {
@@ -357,8 +418,7 @@ private:
             const view<T, M> mine = own_of(m, s);
             const part own = store_.own(m);
             const std::span<const tensor_slice> slices = own_slices_[m];
-            const std::span<const pending_update> updates =
-                store_.updates() ? std::span<const pending_update>() : log_.pending(m);
+            const std::span<const pending_update> updates = lacking(m);
             const view<const std::byte, M> encoded = store_.encoded() ? wire(m, s) : view<std::byte, M>();
             const store_type* const decoder = store_.encoded() ? &store_ : nullptr;
             static_cast<void>(updated_[s] = exchange_.lane().submit(
