@@ -138,6 +138,8 @@ TEST_CASE("normals have the moments of the standard normal") {
     constexpr int n = 1 << 20;
     const random_stream s{42, 0, 1};
     double m1 = 0, m2 = 0, m3 = 0, m4 = 0, lag = 0, previous = 0;
+    constexpr std::array<double, 9> points{-3, -2, -1, -0.5, 0, 0.25, 1.5, 2.5, 3.5};
+    std::array<double, 9> below{};
     for (std::uint64_t j = 0; j < n / 4; ++j) {
         for (const float f : normals_from(s.block(j))) {
             const double z = static_cast<double>(f);
@@ -147,6 +149,7 @@ TEST_CASE("normals have the moments of the standard normal") {
             m4 += z * z * z * z;
             lag += z * previous;
             previous = z;
+            for (std::size_t i = 0; i < points.size(); ++i) { below[i] += z < points[i] ? 1 : 0; }
         }
     }
     // Standard errors: 1, sqrt 2, sqrt 15, sqrt 96, 1, over sqrt n. Five of each.
@@ -156,6 +159,11 @@ TEST_CASE("normals have the moments of the standard normal") {
     CHECK(std::fabs(m3 / n) < error * std::sqrt(15.0));
     CHECK(std::fabs(m4 / n - 3) < error * std::sqrt(96.0));
     CHECK(std::fabs(lag / n) < error);
+    for (std::size_t i = 0; i < points.size(); ++i) {
+        const double share = 0.5 * std::erfc(-points[i] / std::sqrt(2.0));
+        CAPTURE(points[i]);
+        CHECK(std::fabs(below[i] / n - share) < 4 * std::sqrt(share * (1 - share) / n));
+    }
 }
 
 TEST_CASE_TEMPLATE("any slice of a fill equals that part of the whole", T, float, double, float16, bfloat16) {

@@ -3,6 +3,7 @@
 #include <algorithm>  // min
 #include <cstddef>    // size_t
 #include <cstdint>    // bytes
+#include <memory>     // boards
 #include <stdexcept>  // what a rank finds wrong
 #include <vector>     // losses
 
@@ -10,10 +11,13 @@
 
 #include <doctest/doctest.h>  // checks
 
-#include <tutti/comm/nccl.hpp>            // ranks
-#include <tutti/zeroth/offload.hpp>       // under test
-#include <tutti/zeroth/perturbation.cuh>  // on the device
-#include <zeroth/trial.hpp>               // runs of the toy
+#include <tutti/comm/nccl.hpp>                // ranks
+#include <tutti/compress/buckets.cuh>         // eight bits on the device
+#include <tutti/zeroth/gather_by_copies.hpp>  // devices of one process
+#include <tutti/zeroth/offload.hpp>           // under test
+#include <tutti/zeroth/perturbation.cuh>      // on the device
+#include <zeroth/renewed.hpp>                 // masters that the device updates
+#include <zeroth/trial.hpp>                   // runs of the toy
 
 #include "device.hpp"  // require_device
 
@@ -83,6 +87,30 @@ TEST_CASE("a hundred runs with late streams give the bits of the reference, floa
     expect_equal_bits<float>({.blocks = 1, .steps = 5, .directions = 2}, 16);
 }
 
+TEST_CASE("eight bits of masters: encoded, decoded and updated on the device with the bits of the host") {
+    require_device();
+    const cuda_queue q(0);
+    const trial t{.blocks = 5, .steps = 6};
+    const auto eight_then_16 = [](const std::vector<float>& v) { return in_16_bits<float16>(in_8_bits(v)); };
+    for (std::uint32_t run = 0; run < 24; ++run) {
+        CAPTURE(run);
+        const std::size_t every = 1 + run % 3, residents = run / 3 % 2;
+        renewed_reference<float16, decltype(eight_then_16), std::vector<float16> (*)(const std::vector<float>&)>
+            expected(t, eight_then_16, in_16_bits<float16>);
+        expected.run(q, every, residents, run % 5 != 0);
+        zeroth::renewed_store<float16, cuda_queue, zeroth::float8_wire<>> store(
+            zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float16)), 0, {},
+            {.piece = run % 2 == 0 ? 128 : std::size_t{1} << 20, .replay = run % 5 != 0});
+        fill_masters(store, chain_reference<float>({t.blocks}));
+        const cuda_queue own(0);
+        const auto losses = by_pipeline<float16>(
+            own, t, store, {.slot_count = 1 + run % 4, .blocks_resident = residents, .write_back_every = every},
+            spinning{own, run});
+        CHECK(losses == expected.losses);
+        CHECK(holds_masters(store, expected.masters));
+    }
+}
+
 TEST_CASE("every host buffer is page-locked") {
     require_device();
     pinned<float16> store(zeroth::model_layout(chain_shape{5}.shape(), sizeof(float16)));
@@ -131,6 +159,48 @@ TEST_CASE("memory that cannot be page-locked is an error that says which, not or
                          doctest::Contains("pinned_store: module 2 of 4: 2251799813"), backend_error);
     CHECK(cudaGetLastError() == cudaSuccess);  // the error is gone
     pinned<float16> store(zeroth::model_layout(chain_shape{2}.shape(), sizeof(float16)));
+}
+
+TEST_CASE("slices by NCCL's messages and by copies from devices of the process have the bits of its collective") {
+    require_device();
+    int devices = 0;
+    REQUIRE(cudaGetDeviceCount(&devices) == cudaSuccess);
+    if (devices < 2) {
+        MESSAGE("slices on 2 GPUs are left out: there is one");
+        return;
+    }
+    const trial t{.blocks = 5, .steps = 6};
+    const auto expected = by_reference<float>(t, nothing, cuda_queue(0));
+    const auto run = [&](int n, auto make) {
+        comm::nccl::launch(n, [&](comm::nccl& world) {
+            auto gather = make(world);
+            pinned<float> store(
+                zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float), static_cast<std::size_t>(n)),
+                static_cast<std::size_t>(world.rank()));
+            fill(store, chain_reference<float>({t.blocks}));
+            const cuda_queue q = world.queue();
+            using exchange = zeroth::sliced<comm::nccl, decltype(gather)>;
+            const auto losses = by_pipeline<float>(q, t, store, {.slot_count = 2},
+                                                   spinning{q, static_cast<std::uint32_t>(world.rank())},
+                                                   exchange(world.duplicate("slices"), gather));
+            require(losses == expected.losses, "a rank has other losses");
+            require(holds(store, expected.weights), "a rank has other weights");
+        });
+    };
+    for (const int n : {2, 4}) {
+        if (n > devices) { continue; }
+        run(n, [](comm::nccl&) { return zeroth::gather_by_messages(); });
+        for (int again = 0; again < 8; ++again) {
+            const auto board = std::make_shared<zeroth::peer_board<cuda_queue>>(n);
+            run(n, [&](comm::nccl& c) { return zeroth::gather_by_copies<cuda_queue>(c, board); });
+        }
+        const auto board = std::make_shared<zeroth::peer_board<cuda_queue>>(n);
+        run(n, [&](comm::nccl& c) {
+            return zeroth::gather_as_measured(c, std::size_t{1} << 26, zeroth::gather_collectively(),
+                                              zeroth::gather_by_messages(),
+                                              zeroth::gather_by_copies<cuda_queue>(c, board));
+        });
+    }
 }
 
 TEST_CASE("slices over NCCL give the bits of whole blocks, 1/N up and down a rank") {

@@ -8,6 +8,7 @@
 #include <cstdint>      // tensors
 #include <span>         // updates
 #include <string_view>  // names
+#include <utility>      // move
 #include <vector>       // weights
 
 #include <tutti/core/buffer.hpp>            // activations
@@ -162,6 +163,8 @@ public:
         for (const auto& t : from.tensors_) { tensors_.push_back({t.shape, convert(t.values)}); }
     }
     [[nodiscard]] const std::vector<T>& values(std::uint32_t number) const { return tensors_[place_of(number)].values; }
+
+    void set(std::uint32_t number, std::vector<T> values) { tensors_[place_of(number)].values = std::move(values); }
 
     // Weights and copies are the host's; the model runs on `q`.
     template <queue Q> [[nodiscard]] double loss(Q q, const zeroth::probe& p, std::size_t micro_batch) const {

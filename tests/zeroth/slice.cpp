@@ -1,11 +1,16 @@
 // Sliced transfers: each rank moves its part of every block, updates it, and all gather it. The bits of the reference
 // on 1 to 8 ranks, of sizes that do not divide; bytes up, down and between ranks, exactly.
-#include <tutti/zeroth/slice.hpp>  // under test
+#include <tutti/zeroth/gather_by_copies.hpp>  // under test
+#include <tutti/zeroth/slice.hpp>             // under test
 
-#include <cstddef>  // size_t
-#include <cstdint>  // bytes
-#include <string>   // texts
-#include <vector>   // hashes
+#include <algorithm>  // min_element
+#include <chrono>     // naps
+#include <cstddef>    // size_t
+#include <cstdint>    // bytes
+#include <memory>     // boards
+#include <string>     // texts
+#include <thread>     // naps
+#include <vector>     // hashes
 
 #include <doctest/doctest.h>  // checks
 
@@ -15,6 +20,7 @@
 #include <tutti/zeroth/offload.hpp>  // pipeline
 
 #include "delayed.hpp"  // naps
+#include "renewed.hpp"  // masters that the device updates
 #include "trial.hpp"    // runs of the toy
 
 using namespace tutti;
@@ -32,8 +38,10 @@ bool same(const tensor_slice& a, const tensor_slice& b) {
            a.decayed == b.decayed && a.frozen == b.frozen;
 }
 
-template <class Gather>
-void run_on(int n, const trial& t, const trace_of<float>& expected, std::uint32_t seed, collective gathering) {
+// `gather(communicator)` is a way; `gathering` its collective.
+template <class Make>
+void run_on(int n, const trial& t, const trace_of<float>& expected, std::uint32_t seed, collective gathering,
+            Make gather) {
     threads::launch(n, [&](threads& world) {
         ranks counting(world.duplicate("slices"));
         const auto ledger = counting.traffic_ledger();
@@ -45,7 +53,8 @@ void run_on(int n, const trial& t, const trace_of<float>& expected, std::uint32_
         const host_queue q = world.queue();
         using model_type = chain_model<host_queue, float, nap>;
         model_type model(q, 2, nap(seed + static_cast<std::uint32_t>(rank)));
-        using exchange = zeroth::sliced<ranks, Gather>;
+        auto way = gather(counting);
+        using exchange = zeroth::sliced<ranks, decltype(way)>;
         const bool ahead = seed == 1;  // then uploads belong to no step
         std::uint64_t residents = 0, travelers = 0;
         for (std::size_t m = 0; m < layout.modules(); ++m) {
@@ -60,7 +69,7 @@ void run_on(int n, const trial& t, const trace_of<float>& expected, std::uint32_
         {
             zeroth::offload<host_queue, float, model_type, exchange> p(
                 q, model, store, {.slot_count = 2, .blocks_resident = 1, .prefetch = ahead},
-                exchange(std::move(counting)));
+                exchange(std::move(counting), std::move(way)));
             expect(p.counters().upload_bytes == residents / each, "{} bytes loaded", p.counters().upload_bytes);
             auto counted = p.counters();
             auto sent = ledger->snapshot();
@@ -77,8 +86,9 @@ void run_on(int n, const trial& t, const trace_of<float>& expected, std::uint32_
                        moved.gathered_bytes);
                 const auto on_wire = ledger->snapshot() - sent;
                 sent = ledger->snapshot();
-                expect(on_wire[gathering].bytes == travelers - travelers / each, "step {}: {} bytes sent", step,
-                       on_wire[gathering].bytes);
+                const bool copies = seed == 8;  // which are no messages
+                expect(on_wire[gathering].bytes == (copies ? 0 : travelers - travelers / each),
+                       "step {}: {} bytes sent", step, on_wire[gathering].bytes);
                 expect(on_wire.total().bytes == on_wire[gathering].bytes, "step {}: something else was sent", step);
             }
             const std::uint64_t hash = p.hash();
@@ -112,10 +122,90 @@ TEST_CASE("slices give the bits of whole blocks and move 1/N each way, on any nu
     for (const int n : {1, 2, 3, 4, 8}) {
         CAPTURE(n);
         for (std::uint32_t seed = 0; seed < 3; ++seed) {
-            run_on<zeroth::gather_collectively>(n, t, expected, seed, collective::all_gather);
+            run_on(n, t, expected, seed, collective::all_gather, [](ranks&) { return zeroth::gather_collectively(); });
         }
-        run_on<zeroth::gather_by_messages>(n, t, expected, 7, collective::exchange);
+        run_on(n, t, expected, 7, collective::exchange, [](ranks&) { return zeroth::gather_by_messages(); });
+        const auto board = std::make_shared<zeroth::peer_board<host_queue>>(n);
+        run_on(n, t, expected, 8, collective::exchange,
+               [&](ranks& c) { return zeroth::gather_by_copies<host_queue>(c, board); });
     }
+}
+
+TEST_CASE("eight bits of masters in slices: the bits of whole blocks, masters and what travels 1/N each way") {
+    const trial t{.blocks = 4, .steps = 6};
+    const auto as_it_is = [](const std::vector<float>& v) { return v; };
+    constexpr std::size_t every = 2, residents = 1;
+    renewed_reference<float, std::vector<float> (*)(std::vector<float>), decltype(as_it_is)> expected(t, in_8_bits,
+                                                                                                      as_it_is);
+    expected.run(host_queue(), every, residents);
+    for (const int n : {2, 3}) {
+        CAPTURE(n);
+        threads::launch(n, [&](threads& world) {
+            const auto rank = static_cast<std::size_t>(world.rank());
+            using store_type = zeroth::renewed_store<float, host_queue, zeroth::float8_wire<>>;
+            store_type store(
+                zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float), static_cast<std::size_t>(n)), rank,
+                {}, 128);
+            fill_masters(store, chain_reference<float>({t.blocks}));
+            const auto losses = by_pipeline<float>(
+                world.queue(), t, store, {.slot_count = 2, .blocks_resident = residents, .write_back_every = every},
+                nap(static_cast<std::uint32_t>(rank)), zeroth::sliced<threads>(world.duplicate("slices")));
+            expect(losses == expected.losses, "rank {} has other losses", rank);
+            expect(holds_masters(store, expected.masters), "rank {} has other masters", rank);
+        });
+    }
+}
+
+TEST_CASE("the fastest gather is the same on all ranks, and gives the bits of any") {
+    for (const int n : {1, 3}) {
+        std::vector<std::size_t> chosen(static_cast<std::size_t>(n));
+        const auto board = std::make_shared<zeroth::peer_board<host_queue>>(n);
+        threads::launch(n, [&](threads& world) {
+            const auto rank = static_cast<std::size_t>(world.rank());
+            // One that is late on another rank each: the slowest decides.
+            const auto late = [](int who) {
+                return [who](threads& c, view<float>, part) {
+                    if (c.rank() == who) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
+                };
+            };
+            const zeroth::gather_as_measured gather(world, 5000, late(0), zeroth::gather_by_messages(), late(n - 1));
+            expect(gather.chosen() == 1, "a slow one was chosen");
+            const zeroth::gather_as_measured any(world, 5000, zeroth::gather_collectively(),
+                                                 zeroth::gather_by_messages(),
+                                                 zeroth::gather_by_copies<host_queue>(world, board));
+            chosen[rank] = any.chosen();
+            expect(any.times()[any.chosen()] == *std::min_element(any.times().begin(), any.times().end()), "not it");
+            std::vector<int> all(static_cast<std::size_t>(3 * n), -1);
+            for (std::size_t i = 0; i < 3; ++i) { all[3 * rank + i] = static_cast<int>(10 * rank + i); }
+            any(world, view<int>(all), part{3 * rank, 3});
+            for (std::size_t i = 0; i < all.size(); ++i) {
+                expect(all[i] == static_cast<int>(10 * (i / 3) + i % 3), "element {} is {}", i, all[i]);
+            }
+        });
+        for (const std::size_t c : chosen) { CHECK(c == chosen[0]); }
+    }
+}
+
+TEST_CASE("ranks that meet over a board: everyone's words of the round, and an end when one has failed") {
+    constexpr int n = 4;
+    zeroth::peer_board<host_queue> board(n);
+    static const int marks[64] = {};
+    threads::launch(n, [&](threads& world) {
+        for (std::size_t round = 0; round < 40; ++round) {
+            const auto rank = static_cast<std::size_t>(world.rank());
+            if ((round + rank) % 5 == 0) { std::this_thread::sleep_for(std::chrono::microseconds(100)); }
+            const auto words = board.exchange(world.rank(), {&marks[(round + rank) % 64], host_queue().record()});
+            for (std::size_t r = 0; r < n; ++r) {
+                expect(words[r].data == &marks[(round + r) % 64], "round {}: another word of rank {}", round, r);
+            }
+        }
+        if (world.rank() == 2) { return board.abort("it was enough"); }
+        std::string why;
+        try {
+            static_cast<void>(board.exchange(world.rank(), {}));
+        } catch (const aborted_error& e) { why = e.what(); }
+        expect(why == "gather_by_copies: another rank: it was enough", "rank {} ends with '{}'", world.rank(), why);
+    });
 }
 
 TEST_CASE("a rank whose model throws, and which goes on without the others, ends them") {

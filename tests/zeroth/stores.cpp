@@ -3,7 +3,7 @@
 #include <tutti/zeroth/disk_store.hpp>    // under test
 #include <tutti/zeroth/master_store.hpp>  // under test
 
-#include <algorithm>  // max
+#include <algorithm>  // max, copy_n
 #include <cmath>      // fabs
 #include <cstring>    // memcmp
 #include <cstddef>    // size_t
@@ -16,10 +16,12 @@
 
 #include <doctest/doctest.h>  // checks
 
-#include <tutti/compress/float8.hpp>  // a wire of eight bits
-#include <tutti/zeroth/offload.hpp>   // pipeline
+#include <tutti/zeroth/float8_wire.hpp>    // eight bits
+#include <tutti/zeroth/offload.hpp>        // pipeline
+#include <tutti/zeroth/renewed_store.hpp>  // under test
 
-#include "trial.hpp"  // runs of the toy
+#include "renewed.hpp"  // masters that the device updates
+#include "trial.hpp"    // runs of the toy
 
 using namespace tutti;
 using namespace tutti::test;
@@ -47,40 +49,6 @@ struct scratch_file {
 using disk = zeroth::disk_store<float, host_queue>;
 zeroth::model_layout layout_of(std::size_t blocks, std::size_t element) {
     return {chain_shape{blocks}.shape(), element};
-}
-
-// Eight bits and a scale for 32 elements, in floats on the device.
-struct float8_wire {
-    static constexpr bool plain = false;
-    compress::float8<> coder{32};
-    static compress::segment whole(std::size_t count) { return {.level = 8, .rows = count}; }
-    [[nodiscard]] std::size_t bytes(std::size_t count) const { return coder.wire_bytes(whole(count)); }
-    void encode(view<const float> master, view<std::byte> out) const {
-        if (master.empty()) { return; }
-        const compress::segment s = whole(master.size());
-        coder.encode(q, {&s, 1}, master, {}, out, {});
-    }
-    template <queue Q> void decode(Q on, view<const std::byte, host_memory> in, view<float, host_memory> out) const {
-        const compress::segment s = whole(out.size());
-        coder.decode(on, {&s, 1}, in, out);
-    }
-};
-
-// As the device sees the weights of a tensor.
-std::vector<bfloat16> in_16_bits(const std::vector<float>& v) {
-    std::vector<bfloat16> r;
-    for (const float x : v) { r.push_back(static_cast<bfloat16>(x)); }
-    return r;
-}
-std::vector<float> in_8_bits(std::vector<float> v) {
-    const std::size_t count = v.size();
-    v.resize((count + 63) / 64 * 64);
-    const float8_wire wire;
-    std::vector<std::byte> bytes(wire.bytes(v.size()));
-    wire.encode(view<const float>(v), view<std::byte>(bytes));
-    wire.decode(q, view<const std::byte>(bytes), view<float>(v));
-    v.resize(count);
-    return v;
 }
 
 // Masters in float, losses of what travels.
@@ -114,6 +82,34 @@ template <class T, class Wire, class Convert> void expect_masters(const trial& t
                 for (const zeroth::tensor_slice& s : layout.slices(m)) {
                     const auto found = store.master(m).sub(s.offset, s.count);
                     CHECK(std::memcmp(found.data(), masters.values(s.tensor).data(), s.count * sizeof(float)) == 0);
+                }
+            }
+        }
+    }
+}
+
+// Losses of what travels, masters that have taken every update, for any slots and pieces.
+template <class T, class Wire, class Convert, class Round>
+void expect_renewed(const trial& t, Convert convert, Round round) {
+    for (const std::size_t every : {1u, 3u}) {
+        for (const std::size_t residents : {0u, 1u}) {
+            const bool replay = every == 1 || residents == 0;
+            renewed_reference<T, Convert, Round> expected(t, convert, round);
+            expected.run(q, every, residents, replay);
+            for (const std::size_t slot_count : {1u, 2u, 3u}) {
+                for (const std::size_t piece : {std::size_t{128}, std::size_t{1} << 20}) {
+                    CAPTURE(every);
+                    CAPTURE(residents);
+                    CAPTURE(slot_count);
+                    CAPTURE(piece);
+                    zeroth::renewed_store<T, host_queue, Wire> store(layout_of(t.blocks, sizeof(T)), 0, {},
+                                                                     {.piece = piece, .replay = replay});
+                    fill_masters(store, chain_reference<float>({t.blocks}));
+                    CHECK(by_pipeline<T>(
+                              host_queue{}, t, store,
+                              {.slot_count = slot_count, .blocks_resident = residents, .write_back_every = every},
+                              no_pause{}) == expected.losses);
+                    CHECK(holds_masters(store, expected.masters));
                 }
             }
         }
@@ -161,6 +157,16 @@ template <class T> double stored_survival(double rate) {
     return survival(store, rate, [&] {
         store.read(1, 0, view<T>(w));
         return std::vector<float>(w.begin(), w.end());
+    });
+}
+double renewed_survival(double rate) {
+    zeroth::renewed_store<float16, host_queue, zeroth::float8_wire<>> store(
+        zeroth::model_layout({{}, {{{1, many}}}, {}}, sizeof(float16)));
+    const std::vector<float> w = first_weights();
+    std::copy_n(w.data(), many, store.master(1).data());
+    return survival(store, rate, [&] {
+        const view<float> now = store.master(1);
+        return std::vector<float>(now.begin(), now.begin() + many);
     });
 }
 template <class T> double master_survival(double rate) {
@@ -238,15 +244,66 @@ TEST_CASE("a file that cannot be had, or is cut meanwhile, is an error with the 
 }
 
 TEST_CASE("masters of float with transfers of 16 and 8 bits: updated in float, seen as they travel") {
-    expect_masters<bfloat16>(trial{.steps = 5}, zeroth::rounded_wire<bfloat16>{}, in_16_bits);
+    expect_masters<bfloat16>(trial{.steps = 5}, zeroth::rounded_wire<bfloat16>{}, in_16_bits<bfloat16>);
     const trial eight{.blocks = 4, .steps = 3, .kind = zeroth::distribution::rademacher};
-    expect_masters<float>(eight, float8_wire{}, in_8_bits);
+    expect_masters<float>(eight, zeroth::float8_wire<>{}, in_8_bits);
+}
+
+TEST_CASE("masters that the device updates: eight bits travel and updates are replayed on them, masters take all") {
+    const auto as_it_is = [](const std::vector<float>& v) { return v; };
+    expect_renewed<float, zeroth::float8_wire<>>({.blocks = 4, .steps = 7}, in_8_bits, as_it_is);
+    const auto eight_then_16 = [](const std::vector<float>& v) { return in_16_bits<bfloat16>(in_8_bits(v)); };
+    expect_renewed<bfloat16, zeroth::float8_wire<>>({.blocks = 3, .steps = 6, .kind = zeroth::distribution::rademacher},
+                                                    eight_then_16, in_16_bits<bfloat16>);
+    expect_renewed<bfloat16, zeroth::rounded_wire<bfloat16>>({.blocks = 3, .steps = 5}, in_16_bits<bfloat16>,
+                                                             in_16_bits<bfloat16>);
+    CHECK_THROWS_WITH_AS(
+        (zeroth::renewed_store<float, host_queue, zeroth::float8_wire<>>(layout_of(1, 4), 0, {}, {.piece = 1000})),
+        "renewed_store: pieces of 1000 weights, expected a multiple of 128", usage_error);
+}
+
+TEST_CASE("masters move as rarely as they are due, in a part of the blocks each step; else what travels, up alone") {
+    constexpr std::size_t blocks = 8, every = 4, steps = 12;
+    zeroth::renewed_store<float, host_queue, zeroth::float8_wire<>> store(layout_of(blocks, sizeof(float)));
+    chain_model<host_queue, float, no_pause> model({}, 2, {});
+    zeroth::offload<host_queue, float, decltype(model)> p(
+        {}, model, store, {.slot_count = 2, .write_back_every = every, .prefetch = false});
+    const auto& layout = store.layout();
+    const trial t{.blocks = blocks, .steps = steps};
+    std::vector<double> losses;
+    std::uint64_t updates = 0;
+    std::vector<std::uint64_t> done(layout.modules(), 0);
+    for (std::size_t step = 0; step < steps; ++step) {
+        const auto before = p.counters();
+        take_step(p, t, step, losses);
+        const auto moved = p.counters() - before;
+        std::uint64_t up = 0, down = 0, renewals = 0;
+        for (std::size_t m = 0; m < layout.modules(); ++m) {
+            const bool stays = m == 0 || m == layout.tail();
+            const std::uint64_t behind = updates - done[m];
+            const bool due = behind != 0 && (behind >= every || (updates + m) % every == 0);
+            const std::uint64_t masters = layout.size(m) * sizeof(float);
+            const std::uint64_t encoded = stays ? 0 : store.wire_bytes(m);
+            const bool first = step == 0 && !stays;  // masters come without updates, and what travels is made
+            up += (first ? masters : encoded) + (due ? masters : 0);
+            down += (first ? encoded : 0) + (due ? masters + encoded : 0);
+            if (due) {
+                done[m] = updates;
+                ++renewals;
+            }
+        }
+        CHECK(moved.upload_bytes == up);
+        CHECK(moved.offload_bytes == down);
+        CHECK(renewals <= layout.modules() / every + 1);
+        updates += step == 2 ? 0 : 1;
+    }
 }
 
 TEST_CASE("a master keeps small updates that weights of 16 bits round away") {
     for (const double rate : {1e-7, 1e-6}) {
         CHECK(master_survival<float16>(rate) >= 0.99);
         CHECK(master_survival<bfloat16>(rate) >= 0.99);
+        CHECK(renewed_survival(rate) >= 0.99);
     }
     CHECK(stored_survival<float>(1e-7) >= 0.99);
     CHECK(stored_survival<float16>(1e-7) < 0.2);

@@ -160,6 +160,10 @@ public:
     [[nodiscard]] cuda_queue sibling() const {
         return {account_, std::make_shared<detail::cuda_stream>(stream_->device, stream_->watchers)};
     }
+    /// A sibling whose kernels' blocks begin before those of other queues: for short work that others wait for.
+    [[nodiscard]] cuda_queue urgent_sibling() const {
+        return {account_, std::make_shared<detail::cuda_stream>(stream_->device, stream_->watchers, true)};
+    }
     /// Host waits for this queue and its siblings, made and to come, ask `w` too, for as long as it lives.
     void watch(const std::shared_ptr<detail::cuda_watcher>& w) const { stream_->watchers->add(w); }
     /// The graph capture that the stream is part of; 0: none.
@@ -193,6 +197,18 @@ public:
         if (bytes == 0) { return; }
         const detail::on_device scope(stream_->device);  // CUDA refuses storage from a pool of another device
         detail::check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_->handle), "cudaMemcpyAsync");
+    }
+
+    /// Lets another device read and write what queues of `device` allocate, before and after: its copy engines and
+    /// kernels. Nothing for the device itself. Errors: backend_error where devices cannot reach each other.
+    static void share(int device, int with) {
+        if (device == with) { return; }
+        cudaMemAccessDesc access{};
+        access.location.type = cudaMemLocationTypeDevice;
+        access.location.id = with;
+        access.flags = cudaMemAccessFlagsProtReadWrite;
+        detail::check_cuda(cudaMemPoolSetAccess(detail::cuda_pool::of(device).handle(), &access, 1),
+                           "cudaMemPoolSetAccess");
     }
 
     /// Gives what the device's pool keeps unused back to the driver. Cost: may wait for the device.

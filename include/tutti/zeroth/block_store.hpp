@@ -21,6 +21,32 @@
 
 namespace tutti::zeroth {
 
+/// Masters that the device updates, piece by piece, making anew what travels: for pipelines.
+template <floating_element T, queue Q> class renewal {
+    using M = typename Q::memory_type;
+    using host = typename staging_queue<Q>::memory_type;
+
+public:
+    /// Of the rank's part of a module.
+    [[nodiscard]] virtual std::size_t pieces(std::size_t m) const = 0;
+    /// Bytes of the masters of the largest.
+    [[nodiscard]] virtual std::size_t largest_piece() const = 0;
+    [[nodiscard]] virtual view<std::byte, host> masters(std::size_t m, std::size_t piece) = 0;
+    /// Where the piece's part of what travels is in it, in bytes.
+    [[nodiscard]] virtual part encoded_piece(std::size_t m, std::size_t piece) const = 0;
+    /// Is there anything of the module that can travel?
+    [[nodiscard]] virtual bool made(std::size_t m) const = 0;
+    /// Are updates that what travels lacks applied to it on every visit? Else it is seen without them.
+    [[nodiscard]] virtual bool replays() const noexcept = 0;
+    /// On `q`: updates a piece's masters, and makes of them its part of what travels, and of the weights of the module
+    /// as the device has them; of each if it is not empty.
+    virtual void renew(const Q& q, std::size_t m, std::size_t piece, view<std::byte, M> masters,
+                       std::span<const pending_update>, view<std::byte, M> encoded, view<T, M> weights) const = 0;
+
+protected:
+    ~renewal() = default;
+};
+
 /// The host's weights, and how a pipeline gets at them. One rank's part of every module: all of it where there is one.
 ///
 /// Semantics  a store outlives the pipelines that use it. `write` and `read` are the user's: write before a pipeline is
@@ -74,6 +100,8 @@ public:
     /// What was uploaded becomes the weights `to`, on `q`.
     virtual void decode(const Q&, std::size_t, view<const std::byte, typename Q::memory_type>,
                         view<T, typename Q::memory_type>) const {}
+    /// Has it masters that the device updates? Then modules that are due come as those, and no weights go back.
+    [[nodiscard]] virtual renewal<T, Q>* renewing() noexcept { return nullptr; }
     /// Called once by each pipeline, before the others.
     virtual void open(std::size_t /*slot_count*/) {}
     /// Starts to make a module ready for upload. `before`: the last upload from this slot.

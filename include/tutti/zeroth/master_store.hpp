@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>  // max, copy_n
-#include <concepts>   // same_as
 #include <cstddef>    // size_t, byte
 #include <memory>     // tickets of helpers
 #include <span>       // updates
@@ -13,43 +12,13 @@
 #include <vector>     // masters
 
 #include <tutti/comm/self.hpp>            // lanes
-#include <tutti/core/elementwise.hpp>     // copy
 #include <tutti/core/partition.hpp>       // partition
 #include <tutti/schedule/lane.hpp>        // lane
 #include <tutti/zeroth/block_store.hpp>   // block_store
 #include <tutti/zeroth/perturbation.hpp>  // apply_updates
+#include <tutti/zeroth/weight_wire.hpp>   // weight_wire
 
 namespace tutti::zeroth {
-
-/// How weights travel to the device.
-///
-/// Semantics  `bytes` of so many elements; `encode` on the host, from float; `decode` on the device, to what it
-///            computes with. `plain`: what is encoded are those already, so that nothing is decoded. A wire of eight
-///            bits with a scale a block is made of compress::float8 by its encode and decode: this module does not
-///            include compress.
-template <class W, class T, class Q>
-concept weight_wire = std::copyable<W> &&
-    requires(const W& w, std::size_t count, view<const float> master, view<std::byte> out, Q q,
-             view<const std::byte, typename Q::memory_type> in, view<T, typename Q::memory_type> weights) {
-    { W::plain } -> std::convertible_to<bool>;
-    { w.bytes(count) } -> std::same_as<std::size_t>;
-    w.encode(master, out);
-    w.decode(q, in, weights);
-};
-
-/// Rounded to nearest even in W: float16, bfloat16 or float. The device computes in T, which may be wider.
-template <floating_element W, floating_element T = W> struct rounded_wire {
-    static constexpr bool plain = std::same_as<W, T>;
-    [[nodiscard]] std::size_t bytes(std::size_t count) const noexcept { return count * sizeof(W); }
-    void encode(view<const float> master, view<std::byte> out) const {
-        copy(host_queue(), master, view<W>(reinterpret_cast<W*>(out.data()), master.size()));
-    }
-    template <queue Q>
-    void decode(Q q, view<const std::byte, typename Q::memory_type> in, view<T, typename Q::memory_type> out) const {
-        using M = typename Q::memory_type;
-        copy(q, view<const W, M>(reinterpret_cast<const W*>(in.data()), out.size()), out);
-    }
-};
 
 /// Masters of float in ordinary memory, and for each slot one page-locked buffer of what travels.
 ///
@@ -189,7 +158,7 @@ private:
         const view<std::byte, host> out = wires_.at(slot).view().sub(at, p.bytes);
         return [master, slices, updates, out, wire = wire_](auto& c) {
             apply_updates(c.queue(), master, slices, updates);
-            wire.encode(master, view<std::byte>(out.data(), out.size()));
+            wire.encode(host_queue(), view<const float>(master), view<std::byte>(out.data(), out.size()));
         };
     }
     void put(std::size_t m, std::size_t first, view<const T> values) override {

@@ -68,11 +68,12 @@ struct offload_options {
 ///                        T, each with the learning rate it was given.
 ///              Head, tail and the first `blocks_resident` blocks stay on the device.
 /// Shapes       as the store's layout; probes may be any number, as many as the model has branches.
-/// Determinism  bits do not depend on slots, residents, write_back_every, prefetch, Exchange, or which store keeps T.
+/// Determinism  bits do not depend on slots, residents, write_back_every, prefetch, Exchange, or which store keeps T:
+///              stores that encode say on what theirs do.
 /// Cost         a pass: each block up once; down once where it is due. Device memory: residents, slots times the
-///              largest block, one perturbed copy of the largest module, what the model allocates; not the depth. The
-///              host waits once a pass, for the losses. With `sliced`, 1/N of the bytes each way and (N-1)/N from other
-///              ranks.
+///              largest block (of a store that encodes: slots times what travels, and one block), one perturbed copy of
+///              the largest module, what the model allocates; not the depth. The host waits once a pass, for the losses.
+///              With `sliced`, 1/N of the bytes each way and (N-1)/N from other ranks.
 /// Errors       usage_error before anything moved: no slot, more residents than blocks, a store of another rank than
 ///              the exchange, a probe or update that is not finite, a step twice. After another error the pipeline has failed.
 /// Lifetime     store, model and trace outlive it.
@@ -105,7 +106,7 @@ public:
         , model_(model)
         , store_(store)
         , options_(options)
-        , log_(store.layout().modules())
+        , log_(store.layout().modules() + (store.renewing() == nullptr ? 0 : options.blocks_resident + 2))
         , residents_(store.layout().modules())
         , ring_(q_, store, log_, checked(std::move(exchange), store), travelers(store.layout(), options),
                 options.slot_count, options.write_back_every, options.prefetch,
@@ -171,11 +172,7 @@ public:
     /// Collective with `sliced`. Cost: one pass without the model where an update is pending, nothing else.
     void flush() {
         guarded([&] {
-            bool pending = false;
-            for (std::size_t m = 0; m < store_.layout().modules(); ++m) {
-                pending = pending || log_.steps_behind(m) != 0;
-            }
-            if (pending) {
+            if (log_.any_behind()) {
                 ring_.begin(true);
                 for (std::size_t m = 0; m < store_.layout().modules(); ++m) { visit(m, {}, 0); }
             }
@@ -209,6 +206,11 @@ private:
         return m <= o.blocks_resident || m == layout.tail();
     }
     [[nodiscard]] bool resident(std::size_t m) const noexcept { return stays(store_.layout(), options_, m); }
+
+    // Where the log has what the masters of a module that stays have taken, which lack more than its weights do.
+    [[nodiscard]] std::size_t masters_of(std::size_t m) const noexcept {
+        return store_.layout().modules() + (m == store_.layout().tail() ? options_.blocks_resident + 1 : m);
+    }
 
     static std::vector<std::size_t> travelers(const model_layout& layout, const offload_options& o) {
         if (o.slot_count == 0) { throw usage_error("offload: 0 slots, expected 1 or more"); }
@@ -274,11 +276,16 @@ private:
         } else if (store_.updates() && log_.steps_behind(m) != 0) {
             ring_.load(m, at.weights, log_.pending(m));
             log_.applied(m);
+        } else if (ring_.renewal_due(m, masters_of(m))) {
+            ring_.load(m, at.weights, log_.pending(masters_of(m)));
+            log_.applied(masters_of(m));
+            log_.applied(m);
         }
         const std::span<const tensor_slice> slices = store_.layout().slices(m);
         const bool updated_before = store_.updates() || (Exchange::gathers && !stays_here);
-        const std::span<const pending_update> updates =
-            updated_before ? std::span<const pending_update>() : log_.pending(m);
+        const std::span<const pending_update> updates = updated_before ? std::span<const pending_update>()
+                                                        : stays_here   ? log_.pending(m)
+                                                                       : ring_.lacking(m);
         const bool copied_first = !probes.empty() && probes[0].scale != 0;
         if (!updates.empty() && !copied_first) { apply_updates(q_, at.weights, slices, updates); }
         for (std::size_t b = 0; b < probes.size(); ++b) {

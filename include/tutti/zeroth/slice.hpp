@@ -4,13 +4,20 @@
 // ZeRO-Infinity, arXiv:2104.07857.
 #pragma once
 
+#include <algorithm>    // max, min_element
+#include <array>        // times
+#include <bit>          // times as records
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
 #include <string_view>  // texts
+#include <tuple>        // ways
 #include <utility>      // move
 #include <vector>       // messages
 
 #include <tutti/comm/communicator.hpp>  // can_all_gather
+#include <tutti/core/buffer.hpp>        // what is measured
+#include <tutti/core/deadline.hpp>      // clock_type
+#include <tutti/core/elementwise.hpp>   // fill
 #include <tutti/core/partition.hpp>     // part
 #include <tutti/core/state.hpp>         // hash_bytes
 #include <tutti/core/view.hpp>          // view
@@ -27,17 +34,23 @@ struct whole {
     void abort(std::string_view) noexcept {}  // nobody waits for it
 };
 
+namespace detail {
+// Where ranks wait for each other by other means than their communicator.
+template <class Gather> void abort_gather(const Gather& gather, std::string_view why) noexcept {
+    if constexpr (requires { gather.abort(why); }) { gather.abort(why); }
+}
+}  // namespace detail
+
 /// Parts of a block reach all ranks by one all-gather: NCCL's kernels, which take some multiprocessors.
 struct gather_collectively {
-    template <communicator C, class T> static void gather(C& c, view<T, memory_of<C>> all, part own) {
+    template <communicator C, class T> void operator()(C& c, view<T, memory_of<C>> all, part own) const {
         c.all_gather(view<const T, memory_of<C>>(all.sub(own.first, own.count)), all);
     }
 };
 
-/// Parts of a block reach every other rank by a message of their own: with a communicator that sends by copy engines,
-/// such as NCCL with NCCL_P2P_USE_CUDA_MEMCPY=1, they take no multiprocessors.
+/// Parts of a block reach every other rank by a message of their own.
 struct gather_by_messages {
-    template <communicator C, class T> static void gather(C& c, view<T, memory_of<C>> all, part own) {
+    template <communicator C, class T> void operator()(C& c, view<T, memory_of<C>> all, part own) const {
         std::vector<comm::transfer<memory_of<C>>> messages;
         const int n = c.size();
         for (int step = 1; step < n; ++step) {  // each to another rank than all others
@@ -51,6 +64,58 @@ struct gather_by_messages {
     }
 };
 
+/// Whichever of several ways is fastest for blocks of a size: all are measured when it is made.
+///
+/// Semantics    collective; all ranks take the same way, that whose slowest rank takes least.
+/// Determinism  of what is gathered: the same bits each way. Which it is depends on the machine, and may on the day.
+/// Cost         a block's memory while it measures; five gathers each way.
+template <class... Ways> class gather_as_measured {
+    static_assert(sizeof...(Ways) >= 1 && sizeof...(Ways) <= 4, "between one and four ways are compared");
+    std::tuple<Ways...> ways_;
+    std::array<double, sizeof...(Ways)> times_{};
+    std::size_t best_ = 0;
+
+public:
+    template <communicator C>
+    gather_as_measured(C& c, std::size_t block_bytes, Ways... ways) : ways_(std::move(ways)...) {
+        constexpr int repeats = 4;
+        const auto n = static_cast<std::size_t>(c.size());
+        const std::size_t each = std::max<std::size_t>(block_bytes / sizeof(float) / n, 1);
+        const buffer<float, queue_of<C>> all(c.queue(), n * each);
+        fill(c.queue(), all.view(), 0.0f);
+        const part own{static_cast<std::size_t>(c.rank()) * each, each};
+        const auto measure = [&](const auto& way) {
+            way(c, all.view(), own);
+            c.synchronize();
+            const auto begin = clock_type::now();
+            for (int i = 0; i < repeats; ++i) { way(c, all.view(), own); }
+            c.synchronize();
+            return std::bit_cast<std::uint64_t>(seconds(clock_type::now() - begin) / repeats);
+        };
+        comm::control_record mine{};
+        std::apply([&, i = std::size_t{0}](const auto&... way) mutable { ((mine[i++] = measure(way)), ...); }, ways_);
+        for (const comm::control_record& r : c.gather_control(mine)) {
+            for (std::size_t i = 0; i < times_.size(); ++i) {
+                times_[i] = std::max(times_[i], std::bit_cast<double>(r[i]));
+            }
+        }
+        best_ = static_cast<std::size_t>(std::min_element(times_.begin(), times_.end()) - times_.begin());
+    }
+    /// Which of them it is, and the seconds of each by its slowest rank.
+    [[nodiscard]] std::size_t chosen() const noexcept { return best_; }
+    [[nodiscard]] const std::array<double, sizeof...(Ways)>& times() const noexcept { return times_; }
+
+    void abort(std::string_view why) const noexcept {
+        std::apply([&](const auto&... way) { (detail::abort_gather(way, why), ...); }, ways_);
+    }
+    template <communicator C, class T> void operator()(C& c, view<T, memory_of<C>> all, part own) const {
+        std::apply(
+            [&, i = std::size_t{0}](const auto&... way) mutable { ((i++ == best_ ? way(c, all, own) : void()), ...); },
+            ways_);
+    }
+};
+template <communicator C, class... Ways> gather_as_measured(C&, std::size_t, Ways...) -> gather_as_measured<Ways...>;
+
 /// Each rank of `C` moves its part: 1/N of a block up and down its own link, (N-1)/N received from the others.
 ///
 /// Semantics    ranks are replicas on one host: the same layout, updates and calls. The pending update is applied to
@@ -63,25 +128,31 @@ template <communicator C, class Gather = gather_collectively> class sliced {
     std::size_t ranks_;
     C control_;
     schedule::lane<C> lane_;
+    Gather gather_;
 
 public:
     static constexpr bool gathers = true;
     using communicator_type = C;
 
-    explicit sliced(C own, schedule::lane_options options = {})
+    explicit sliced(C own, Gather gather = {}, schedule::lane_options options = {})
         : rank_(static_cast<std::size_t>(own.rank()))
         , ranks_(static_cast<std::size_t>(own.size()))
         , control_(std::move(own))
-        , lane_(control_.duplicate("gather"), std::move(options)) {}
+        , lane_(control_.duplicate("gather"), std::move(options))
+        , gather_(std::move(gather)) {}
 
     [[nodiscard]] std::size_t rank() const noexcept { return rank_; }
     [[nodiscard]] std::size_t ranks() const noexcept { return ranks_; }
     [[nodiscard]] schedule::lane<C>& lane() noexcept { return lane_; }
 
-    template <class T> static void gather(C& c, view<T, memory_of<C>> all, part own) { Gather::gather(c, all, own); }
+    /// Called on the lane's communicator with all of a block and the rank's part of it, which is there.
+    [[nodiscard]] const Gather& gather() const noexcept { return gather_; }
 
     /// Ends the other ranks too, which would wait for parts.
-    void abort(std::string_view why) noexcept { lane_.abort(why); }
+    void abort(std::string_view why) noexcept {
+        detail::abort_gather(gather_, why);
+        lane_.abort(why);
+    }
 
     /// The parts' hashes as one, the same on every rank. Collective.
     [[nodiscard]] std::uint64_t hash(std::uint64_t own) {

@@ -3,7 +3,7 @@
 // Source: Wang et al., ZO2, arXiv:2503.12668 (the update of a step is applied when the block comes next).
 #pragma once
 
-#include <algorithm>  // min
+#include <algorithm>  // min, any_of
 #include <cstddef>    // size_t
 #include <span>       // lists
 #include <vector>     // updates
@@ -41,6 +41,9 @@ public:
         return std::span(list_).subspan(done_.at(m).updates - first_);
     }
     [[nodiscard]] std::size_t steps_behind(std::size_t m) const { return steps_ - done_.at(m).steps; }
+    [[nodiscard]] bool any_behind() const {
+        return std::any_of(done_.begin(), done_.end(), [&](const progress& p) { return p.steps != steps_; });
+    }
     void applied(std::size_t m) { done_.at(m) = {first_ + list_.size(), steps_}; }
 
     /// Forgets what no module lacks.

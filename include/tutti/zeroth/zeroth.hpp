@@ -16,13 +16,17 @@
 // weights on the host, brought to the device block by block, whole or in slices
 #include <tutti/zeroth/block_store.hpp>
 #include <tutti/zeroth/disk_store.hpp>
+#include <tutti/zeroth/float8_wire.hpp>
+#include <tutti/zeroth/gather_by_copies.hpp>
 #include <tutti/zeroth/layout.hpp>
 #include <tutti/zeroth/master_store.hpp>
 #include <tutti/zeroth/offload.hpp>
+#include <tutti/zeroth/renewed_store.hpp>
 #include <tutti/zeroth/slice.hpp>
 #include <tutti/zeroth/transfer_counters.hpp>
 #include <tutti/zeroth/transfer_overlap.hpp>
 #include <tutti/zeroth/update_log.hpp>
+#include <tutti/zeroth/weight_wire.hpp>
 
 // steps, on one rank and on many
 #include <tutti/zeroth/division.hpp>

@@ -139,9 +139,16 @@ public:
     const std::shared_ptr<cuda_watchers> watchers;
     cudaStream_t handle = nullptr;
 
-    cuda_stream(int d, std::shared_ptr<cuda_watchers> w) : owned_(true), device(d), watchers(std::move(w)) {
+    /// `urgent`: of the highest priority, so that its kernels' blocks begin before those of other streams.
+    cuda_stream(int d, std::shared_ptr<cuda_watchers> w, bool urgent = false)
+        : owned_(true), device(d), watchers(std::move(w)) {
         const on_device scope(d);
-        check_cuda(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+        int least = 0, greatest = 0;
+        if (urgent) {
+            check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+        }
+        check_cuda(cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking, greatest),
+                   "cudaStreamCreateWithPriority");
     }
     cuda_stream(cudaStream_t existing, int d)
         : owned_(false), device(d), watchers(std::make_shared<cuda_watchers>()), handle(existing) {}

@@ -5,9 +5,12 @@
 // not wait for the computation, are ours.
 #pragma once
 
-#include <algorithm>  // min, max
+#include <algorithm>  // min, max, any_of
 #include <cstddef>    // size_t, byte
 #include <cstdint>    // bytes
+#include <deque>      // modules whose masters come
+#include <memory>     // updates
+#include <optional>   // a lane
 #include <span>       // slices
 #include <string>     // names
 #include <utility>    // move
@@ -55,6 +58,10 @@ void take(const Q& q, view<const std::byte, typename Q::memory_type> in, view<st
 ///                       last offload: there are no more slots than modules, so its slot has been waited for by this
 ///                       upload or one before it
 ///              offload  the update (the queue as it is, or the lane that gathers)
+///            What is decoded needs its slot no longer: the next upload into it begins behind that, and all modules are
+///            decoded to the same place. Where a store has masters that the device updates, those of a module that is due
+///            come after its visit, some pieces behind each of the next uploads, so that the link has as much to do at all
+///            times; are updated and encoded on a lane of their own; and go back before the module comes again.
 template <floating_element T, queue Q, class Exchange> class slot_ring {
 public:
     using M = typename Q::memory_type;
@@ -70,6 +77,7 @@ public:
 
 private:
     static constexpr std::size_t nobody = static_cast<std::size_t>(-1);
+    static constexpr std::size_t pieces_under_way = 6;  // some come, some are updated, some go
     using lane = schedule::lane<comm::self<Q>>;
 
     Q q_;
@@ -80,15 +88,34 @@ private:
     std::size_t slots_;
     std::size_t write_every_;
     bool prefetch_;
+    renewal<T, Q>* renewing_;
+    bool decodes_first_;  // of the visit
     std::size_t slot_size_ = 0;
     std::size_t wire_size_ = 0;
+    std::size_t piece_size_ = 0;
+    std::size_t encoded_size_ = 0;  // of a piece
     transfer_counters counters_;
     buffer<T, Q> weights_;
     buffer<std::byte, Q> wires_;
+    buffer<std::byte, Q> pieces_;
     Exchange exchange_;  // its lane works on the buffers above
     comm::self<Q> root_;
     lane up_;
     lane off_;
+    std::optional<lane> renew_;
+    std::vector<ticket> brought_;   // by piece under way
+    std::vector<ticket> renewed_;   // by piece under way
+    std::vector<ticket> returned_;  // by piece under way
+    std::vector<ticket> remade_;    // by module
+    std::size_t next_piece_ = 0;
+    // A module whose masters are on their way.
+    struct renewing {
+        std::size_t module;
+        std::shared_ptr<const std::vector<pending_update>> updates;
+        std::size_t next;  // piece
+    };
+    std::deque<renewing> backlog_;
+    std::size_t current_ = 0;        // module that is visited
     std::vector<ticket> uploaded_;   // by slot
     std::vector<ticket> updated_;    // by slot, where ranks gather
     std::vector<ticket> gathered_;   // by slot
@@ -100,7 +127,8 @@ private:
     std::size_t fetching_ = 0;
     std::size_t uploading_ = 0;
     std::size_t exchanging_ = 0;
-    std::size_t visited_ = 0;
+    std::size_t visited_ = 0;   // whose slot is free
+    std::size_t released_ = 0;  // whose module may come again
     std::size_t end_ = 0;  // of the pass
     bool write_all_ = false;
 
@@ -114,6 +142,8 @@ public:
         , slots_(std::min(slot_count, std::max<std::size_t>(order_.size(), 1)))
         , write_every_(write_every)
         , prefetch_(prefetch && !store.updates())
+        , renewing_(store.renewing())
+        , decodes_first_(store.encoded() && !Exchange::gathers)
         , exchange_(std::move(exchange))
         , root_(q_, {.name = "zeroth"})
         , up_(root_.duplicate("upload"), lanes)
@@ -133,8 +163,26 @@ public:
         wire_size_ = store_.encoded() ? (wire_size_ + model_layout::alignment - 1) / model_layout::alignment *
                                             model_layout::alignment
                                       : 0;
-        weights_ = buffer<T, Q>(q_, slots_ * slot_size_);
+        weights_ = buffer<T, Q>(q_, (decodes_first_ ? 1 : slots_) * slot_size_);
         wires_ = buffer<std::byte, Q>(q_, slots_ * wire_size_);
+        if (renewing_ != nullptr) {
+            const auto padded = [](std::size_t bytes) {
+                return (bytes + model_layout::alignment - 1) / model_layout::alignment * model_layout::alignment;
+            };
+            piece_size_ = padded(renewing_->largest_piece());
+            for (const std::size_t m : order_) {
+                if (renewing_->pieces(m) == 0) { continue; }
+                encoded_size_ = std::max(encoded_size_, padded(renewing_->encoded_piece(m, 0).count));
+            }
+            pieces_ = buffer<std::byte, Q>(q_, pieces_under_way * (piece_size_ + encoded_size_));
+            remade_.resize(store.layout().modules());
+            if constexpr (requires { q_.urgent_sibling(); }) {  // else uploads would wait behind a model's kernels
+                renew_.emplace(comm::self<Q>(q_.urgent_sibling(), {.name = "zeroth/renew"}), lanes);
+            } else {
+                renew_.emplace(root_.duplicate("renew"), lanes);
+            }
+            for (auto* all : {&brought_, &renewed_, &returned_}) { all->resize(pieces_under_way); }
+        }
         store_.open(slots_ + 1);  // one for modules that stay
     }
 
@@ -162,12 +210,15 @@ public:
     [[nodiscard]] arrival arrive() {
         const std::size_t s = visited_ % slots_;
         const std::size_t m = order_[visited_ % order_.size()];
+        current_ = m;
         uploaded_[s].wait(q_);
         if constexpr (Exchange::gathers) {
             updated_[s].wait(q_);
             gathered_[s].wait(q_);
-        } else if (store_.encoded()) {
+        } else if (decodes_first_) {
             store_.decode(q_, m, wire(m, s), slot(m, s));
+            ++visited_;
+            advance();
         }
         return {m, s, slot(m, s)};
     }
@@ -177,45 +228,73 @@ public:
     }
     /// Behind the last work that reads the arrival's weights.
     void release() {
-        ++visited_;
+        if (renewal_due(current_, current_)) {
+            const auto lacking = log_.pending(current_);
+            backlog_.push_back(
+                {current_, std::make_shared<std::vector<pending_update>>(lacking.begin(), lacking.end()), 0});
+            log_.applied(current_);
+        }
+        visited_ = ++released_;
         advance();
+        if (!backlog_.empty()) { renew_some((renewing_->pieces(backlog_.front().module) - 1) / write_every_ + 1); }
+    }
+    /// Updates for the visitor, or whoever gathers, of a module that has come.
+    [[nodiscard]] std::span<const pending_update> lacking(std::size_t m) const {
+        if (store_.updates() || (renewing_ != nullptr && !renewing_->replays())) { return {}; }
+        return log_.pending(m);
+    }
+    /// Is it time for the masters of a module? `entry`: their place in the log.
+    [[nodiscard]] bool renewal_due(std::size_t m, std::size_t entry) const {
+        if (renewing_ == nullptr) { return false; }
+        const std::size_t behind = log_.steps_behind(entry);
+        return behind != 0 && (write_all_ || behind >= write_every_ || (log_.steps() + m) % write_every_ == 0);
     }
 
-    /// A module that stays comes from its store, with `updates` where the store applies them, for work of the queue
-    /// from now on.
+    /// A module that stays comes from its store, with `updates` where the store applies them, or its masters take them,
+    /// for work of the queue from now on.
     void load(std::size_t m, view<T, M> to, std::span<const pending_update> updates = {}) {
         if (to.empty()) { return; }
         const part own = store_.own(m);
-        const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
         const view<T, M> mine = to.sub(own.first, own.count);
-        store_.fetch(m, slots_, updates, loaded_);
-        static_cast<void>(
-            loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine), none_));
-        loaded_.wait(q_);
-        if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
+        if (renewing_ != nullptr) {
+            const auto kept = std::make_shared<std::vector<pending_update>>(updates.begin(), updates.end());
+            for (std::size_t i = 0; i < renewing_->pieces(m); ++i) { renew(m, i, kept, {}, mine, q_, none_); }
+            static_cast<void>(remade_[m] = off_.submit("remade", [](comm::self<Q>&) {}));
+            static_cast<void>(loaded_ = renew_->submit("renewed", [](comm::self<Q>&) {}));
+            loaded_.wait(q_);
+        } else {
+            const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
+            store_.fetch(m, slots_, updates, loaded_);
+            static_cast<void>(
+                loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine), none_));
+            loaded_.wait(q_);
+            if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
+        }
         if constexpr (Exchange::gathers) {
             const ticket t = exchange_.lane().submit(
-                "gather", [to, own](auto& c) { Exchange::gather(c, to, own); }, q_);
+                "gather", [to, own, gather = exchange_.gather()](auto& c) { gather(c, to, own); }, q_);
             t.wait(q_);
             counters_.gathered_bytes += (to.size() - own.count) * sizeof(T);
         }
     }
     /// A module that stays, back to its store, behind the queue's work.
     void save(std::size_t m, view<const T, M> from) {
-        if (from.empty() || store_.updates()) { return; }
+        if (from.empty() || store_.updates() || renewing_ != nullptr) { return; }
         const part own = store_.own(m);
-        submit_offload("save", m, slots_, from.sub(own.first, own.count), q_);
+        submit_offload("save", m, slots_, as_bytes(from.sub(own.first, own.count)), q_);
         offloaded_[m].wait(host_queue());
     }
     /// Waits until every module is in its store.
     void settle() {
+        renew_all_of(nobody);
         for (const ticket& t : offloaded_) { t.wait(host_queue()); }
+        for (const ticket& t : remade_) { t.wait(host_queue()); }
         store_.settle();
     }
 
 private:
     [[nodiscard]] view<T, M> slot(std::size_t m, std::size_t s) const {
-        return weights_.view().sub(s * slot_size_, store_.layout().size(m));
+        return weights_.view().sub(decodes_first_ ? 0 : s * slot_size_, store_.layout().size(m));
     }
     [[nodiscard]] view<T, M> own_of(std::size_t m, std::size_t s) const {
         const part own = store_.own(m);
@@ -225,14 +304,13 @@ private:
         return wires_.view().sub(s * wire_size_, store_.wire_bytes(m));
     }
     [[nodiscard]] bool due(std::size_t m) const {
-        return !store_.updates() && log_.steps_behind(m) >= (write_all_ ? 1 : write_every_);
+        return !store_.updates() && renewing_ == nullptr && log_.steps_behind(m) >= (write_all_ ? 1 : write_every_);
     }
-
     // Starts all that may start. A slot is free when its last visit is over, and so is a module.
     void advance() {
         const std::size_t n = order_.size();
         if (n == 0) { return; }
-        const std::size_t last = prefetch_ ? visited_ + n : std::min(visited_ + n, end_);
+        const std::size_t last = prefetch_ ? released_ + n : std::min(released_ + n, end_);
         for (;;) {
             while (fetching_ < std::min(last, uploading_ + slots_)) { fetch(); }
             if (uploading_ >= std::min(last, visited_ + slots_)) { break; }
@@ -254,7 +332,15 @@ private:
         const std::size_t m = order_[uploading_ % order_.size()];
         const view<std::byte, M> into = store_.encoded() ? wire(m, s) : as_bytes(own_of(m, s));
         ticket& slot_free = user_[s] == nobody ? none_ : offloaded_[user_[s]];
-        static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
+        if (renewing_ != nullptr && !renewing_->made(m)) {  // it has never traveled
+            const auto nothing = std::make_shared<std::vector<pending_update>>();
+            for (std::size_t i = 0; i < renewing_->pieces(m); ++i) { renew(m, i, nothing, into, {}, q_, slot_free); }
+            static_cast<void>(uploaded_[s] = renew_->submit("renewed", [](comm::self<Q>&) {}));
+            submit_offload("offload", m, s, view<const std::byte, M>(into), uploaded_[s]);
+        } else {
+            renew_all_of(m);
+            static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
+        }
         user_[s] = m;
         ++uploading_;
     }
@@ -264,7 +350,65 @@ private:
         counters_.uploads += 1;
         counters_.upload_bytes += from.size();
         return up_.submit(
-            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, store_.fetched(s));
+            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, offloaded_[m],
+            renewing_ == nullptr ? none_ : remade_[m], store_.fetched(s));
+    }
+    // A piece of masters comes, takes `updates`, and goes back if there are any. Of it are made a part of `wire`, of the
+    // whole module, or of `weights`, behind `free`; if of neither, what travels is made and goes back too.
+    template <class... Free>
+    void renew(std::size_t m, std::size_t i, const std::shared_ptr<const std::vector<pending_update>>& updates,
+               view<std::byte, M> wire, view<T, M> weights, Free&... free) {
+        const std::size_t k = next_piece_++ % pieces_under_way;
+        const view<std::byte, M> room =
+            pieces_.view().sub(k * (piece_size_ + encoded_size_), piece_size_ + encoded_size_);
+        const view<std::byte, host> home = renewing_->masters(m, i);
+        const view<std::byte, M> here = room.sub(0, home.size());
+        const part place = renewing_->encoded_piece(m, i);
+        const bool travels = wire.empty() && weights.empty();
+        const view<std::byte, M> encoded = travels        ? room.sub(piece_size_, place.count)
+                                           : wire.empty() ? wire
+                                                          : wire.sub(place.first, place.count);
+        static_cast<void>(
+            brought_[k] = up_.submit(
+                "upload",
+                [from = view<const std::byte, host>(home), here](comm::self<Q>& c) { bring(c.queue(), from, here); },
+                renewed_[k], returned_[k], remade_[m], offloaded_[m]));
+        static_cast<void>(renewed_[k] = renew_->submit(
+                              "renew",
+                              [r = renewing_, m, i, here, updates, encoded, weights](comm::self<Q>& c) {
+                                  r->renew(c.queue(), m, i, here, *updates, encoded, weights);
+                              },
+                              brought_[k], free...));
+        counters_.uploads += 1;
+        counters_.upload_bytes += home.size();
+        if (updates->empty()) { return; }
+        const view<std::byte, host> sink =
+            travels ? store_.sink(m, 0).sub(place.first, place.count) : view<std::byte, host>();
+        static_cast<void>(returned_[k] = off_.submit(
+                              "offload",
+                              [from = view<const std::byte, M>(here), home, of = view<const std::byte, M>(encoded),
+                               sink](comm::self<Q>& c) {
+                                  take(c.queue(), from, home);
+                                  if (!sink.empty()) { take(c.queue(), of, sink); }
+                              },
+                              renewed_[k]));
+        counters_.offloads += 1;
+        counters_.offload_bytes += home.size() + sink.size();
+    }
+    // So many pieces more of the module whose turn it is. What it was when it came is up already: uploads keep their order.
+    void renew_some(std::size_t count) {
+        renewing& now = backlog_.front();
+        const std::size_t m = now.module;
+        const std::size_t end = now.next + std::min(renewing_->pieces(m) - now.next, count);
+        for (; now.next < end; ++now.next) { renew(m, now.next, now.updates, {}, {}); }
+        if (end < renewing_->pieces(m)) { return; }
+        backlog_.pop_front();
+        static_cast<void>(remade_[m] = off_.submit("remade", [](comm::self<Q>&) {}));
+    }
+    // All of a module that is waiting, and those before it; nobody: all.
+    void renew_all_of(std::size_t m) {
+        const auto waits = [&](const renewing& r) { return m == nobody || r.module == m; };
+        while (std::any_of(backlog_.begin(), backlog_.end(), waits)) { renew_some(nobody); }
     }
     void exchange_next() {
         if constexpr (Exchange::gathers) {
@@ -274,8 +418,7 @@ private:
             const view<T, M> mine = own_of(m, s);
             const part own = store_.own(m);
             const std::span<const tensor_slice> slices = own_slices_[m];
-            const std::span<const pending_update> updates =
-                store_.updates() ? std::span<const pending_update>() : log_.pending(m);
+            const std::span<const pending_update> updates = lacking(m);
             const view<const std::byte, M> encoded = store_.encoded() ? wire(m, s) : view<std::byte, M>();
             const store_type* const decoder = store_.encoded() ? &store_ : nullptr;
             static_cast<void>(updated_[s] = exchange_.lane().submit(
@@ -287,18 +430,18 @@ private:
                                   uploaded_[s]));
             if (due(m)) { write_back(m, s, updated_[s]); }
             static_cast<void>(gathered_[s] = exchange_.lane().submit(
-                                  "gather", [all, own](auto& c) { Exchange::gather(c, all, own); }));
+                                  "gather", [all, own, gather = exchange_.gather()](auto& c) { gather(c, all, own); }));
             counters_.gathered_bytes += (all.size() - own.count) * sizeof(T);
             ++exchanging_;
         }
     }
     template <class After> void write_back(std::size_t m, std::size_t s, After& behind) {
-        submit_offload("offload", m, s, own_of(m, s), behind);
+        submit_offload("offload", m, s, as_bytes(view<const T, M>(own_of(m, s))), behind);
         log_.applied(m);
     }
     template <class After>
-    void submit_offload(std::string_view name, std::size_t m, std::size_t s, view<const T, M> weights, After& behind) {
-        const view<const std::byte, M> from = as_bytes(weights);
+    void submit_offload(std::string_view name, std::size_t m, std::size_t s, view<const std::byte, M> from,
+                        After& behind) {
         const view<std::byte, host> to = store_.sink(m, s);
         static_cast<void>(
             offloaded_[m] = off_.submit(
