@@ -75,9 +75,10 @@ template <class T, class Comm>
     if (!sliced) { return values; }
     // Parts begin at multiples of 256 bytes, so that no two ranks have bits of one word: sums of words put them together.
     std::vector<std::uint64_t> words((count * sizeof(T) + 7) / 8);
-    std::memcpy(words.data(), values.data(), count * sizeof(T));
+    const tutti::view<std::byte> bytes = tutti::as_bytes(tutti::view<T>(values));
+    std::memcpy(words.data(), bytes.data(), bytes.size());
     world.all_reduce(tutti::view<const std::uint64_t>(words), tutti::view<std::uint64_t>(words), tutti::sum{});
-    std::memcpy(values.data(), words.data(), count * sizeof(T));
+    std::memcpy(bytes.data(), words.data(), bytes.size());
     return values;
 }
 
