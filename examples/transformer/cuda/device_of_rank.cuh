@@ -1,10 +1,8 @@
-// One rank's GPU: its queue, its mathematics, and what ranks train over.
-// Needs math.cuh, the communicator of this build (NCCL's or of one rank) and nvcc.
+// device_of_rank: a GPU as a device of the trainer, over NCCL.
+// Needs math.cuh and nvcc.
 #pragma once
 
 #include <string>  // names
-
-#include <fmt/format.h>  // messages
 
 #if TRANSFORMER_WITH_NCCL
 #include <tutti/comm/nccl.hpp>  // any number of GPUs
@@ -12,29 +10,17 @@
 #include <tutti/comm/self.hpp>  // one GPU
 #endif
 
-#include "../bad_input.hpp"
 #include "../device.hpp"
 #include "../options.hpp"
 #include "math.cuh"
 
 namespace transformer::gpu {
 
-/// Of this process.
-/// Errors  bad_input where there is none.
-[[nodiscard]] inline int devices_present() {
-    int present = 0;
-    if (const cudaError_t status = cudaGetDeviceCount(&present); status != cudaSuccess) {
-        throw bad_input(fmt::format("--device: no CUDA device answers: {}", cudaGetErrorString(status)));
-    }
-    if (present == 0) { throw bad_input("--device: no CUDA device answers: the driver lists none"); }
-    return present;
-}
-
 /// Multiprocessors for collectives that run beside the products. Between H200s over sockets that makes up for a third of
 /// what the two cost each other, and on one alone the products are no slower.
-inline constexpr int reserve_for_collectives = 4;
+constexpr int reserve_for_collectives = 4;
 
-/// One rank's GPU. `ranks`: how many compute beside collectives.
+/// One rank's GPU.
 template <class T> class device_of_rank {
     tutti::cuda_queue queue_;
     int reserve_;
@@ -60,8 +46,5 @@ public:
 #endif
     }
 };
-
-/// The number of this rank's GPU: processes of one machine have neighboring ranks.
-template <class World> [[nodiscard]] int device_of(World& world) { return world.rank() % devices_present(); }
 
 }  // namespace transformer::gpu

@@ -1,4 +1,4 @@
-// Runs of forward passes alone on GPUs, compiled by nvcc once for each kind of `world`.
+// Runs of forward passes alone on GPUs, for ranks that are threads and for processes.
 #include "run.hpp"
 
 #include <tutti/zeroth/in_memory.cuh>     // weights on the device
@@ -9,28 +9,21 @@
 
 namespace transformer::gpu {
 
-namespace {
-
 // Products count on all multiprocessors, however many ranks there are: so they have the same bits on any number.
-template <class World> result tune_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
+template <class World>
+result tune_on_gpu(World& world, int device, const options& o, const corpus& text, tutti::deadline origin) {
     constexpr int alone = 1;
     if (o.precision == "bf16") {
-        device_of_rank<tutti::bfloat16> own(device_of(world), alone);
-        return transformer::tune(world, own, o, text, origin);
+        device_of_rank<tutti::bfloat16> own(device, alone);
+        return tune(world, own, o, text, origin);
     }
-    device_of_rank<float> own(device_of(world), alone);
-    return transformer::tune(world, own, o, text, origin);
+    device_of_rank<float> own(device, alone);
+    return tune(world, own, o, text, origin);
 }
 
-}  // namespace
-
-result tune(tutti::comm::threads& world, const options& o, const corpus& text, tutti::deadline origin) {
-    return tune_on_gpu(world, o, text, origin);
-}
+template result tune_on_gpu(tutti::comm::threads&, int, const options&, const corpus&, tutti::deadline);
 #if TRANSFORMER_WITH_MPI
-result tune(tutti::comm::mpi& world, const options& o, const corpus& text, tutti::deadline origin) {
-    return tune_on_gpu(world, o, text, origin);
-}
+template result tune_on_gpu(tutti::comm::mpi&, int, const options&, const corpus&, tutti::deadline);
 #endif
 
 }  // namespace transformer::gpu

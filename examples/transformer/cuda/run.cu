@@ -1,5 +1,4 @@
-// The GPU's training run, compiled by nvcc once for each kind of `world`. The pipelines are in strategies.cu, runs of
-// forward passes alone in forward_tuning.cu.
+// The GPU's training run, compiled by nvcc once for each kind of `world`. The pipelines are in strategies.cu.
 #include "run.hpp"
 
 #include <fmt/format.h>  // messages
@@ -11,9 +10,18 @@ namespace transformer::gpu {
 
 namespace {
 
+[[nodiscard]] int devices_present() {
+    int present = 0;
+    if (const cudaError_t status = cudaGetDeviceCount(&present); status != cudaSuccess) {
+        throw bad_input(fmt::format("--device: no CUDA device answers: {}", cudaGetErrorString(status)));
+    }
+    if (present == 0) { throw bad_input("--device: no CUDA device answers: the driver lists none"); }
+    return present;
+}
+
 template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
-    if (o.of_forward_passes()) { return tune(world, o, text, origin); }
-    const int device = device_of(world);
+    const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
+    if (o.of_forward_passes()) { return tune_on_gpu(world, device, o, text, origin); }
     if (o.precision == "bf16") {
         device_of_rank<tutti::bfloat16> own(device, world.size());
         return train(world, own, o, text, origin);

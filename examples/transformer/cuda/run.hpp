@@ -1,5 +1,4 @@
-// A training run on GPUs, as main.cpp sees it. run.cu and forward_tuning.cu have the definitions, for
-// nvcc alone.
+// A training run on GPUs, as main.cpp sees it. run.cu has the definitions, for nvcc alone.
 // Needs options.hpp, report.hpp and the communicators; no CUDA.
 #pragma once
 
@@ -18,12 +17,6 @@ namespace transformer::gpu {
 /// Errors  bad_input unless this process has the CUDA devices that `o` asks for, and what several of them need.
 void expect_devices(const options& o);
 
-/// As run(), with pipelines of forward passes alone.
-[[nodiscard]] result tune(tutti::comm::threads& world, const options& o, const corpus& text, tutti::deadline origin);
-#if TRANSFORMER_WITH_MPI
-[[nodiscard]] result tune(tutti::comm::mpi& world, const options& o, const corpus& text, tutti::deadline origin);
-#endif
-
 /// Trains on the GPU of this rank with the pipeline, precision and recomputation that `o` names.
 ///
 /// Semantics  collective over `world`, which carries control, losses and statistics; gradients go over a communicator
@@ -32,5 +25,10 @@ void expect_devices(const options& o);
 #if TRANSFORMER_WITH_MPI
 [[nodiscard]] result run(tutti::comm::mpi& world, const options& o, const corpus& text, tutti::deadline origin);
 #endif
+
+/// The same with pipelines of forward passes alone, on GPU `device`. Compiled apart, in forward_tuning.cu.
+template <class World>
+[[nodiscard]] result tune_on_gpu(World& world, int device, const options& o, const corpus& text,
+                                 tutti::deadline origin);
 
 }  // namespace transformer::gpu
