@@ -4,6 +4,8 @@
 #include <tutti/comm/mpi.hpp>  // ranks as processes
 #endif
 
+#include <algorithm>  // min
+
 #include "forward_tuning.hpp"
 #include "host_device.hpp"
 #include "run_on_cpu.hpp"
@@ -14,6 +16,30 @@ template <class T, class Comm>
 result tune_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
     host_device<T> cpu;
     return tune(world, cpu, o, text, origin);
+}
+
+memory_demand demand_of(const options& o, int ranks) {
+    const std::size_t element = o.precision == "double" ? 8 : o.precision == "bf16" ? 2 : 4;
+    const std::size_t parts = o.zeroth.sliced ? static_cast<std::size_t>(o.ranks) : 1;
+    const tutti::zeroth::model_layout layout(modules_of(o.model), element, parts);
+    std::size_t all = 0, work = 0;  // elements of a rank
+    for (std::size_t m = 0; m < layout.modules(); ++m) { all += layout.size(m); }
+    const bool offloads = o.zeroth.offloads(o.pipeline);
+    if (offloads) {
+        const auto resident = static_cast<std::size_t>(o.zeroth.blocks_resident);
+        const std::size_t slot_count =
+            std::min(static_cast<std::size_t>(o.zeroth.slot_count), layout.blocks() - resident);
+        work = layout.size(0) + layout.size(layout.tail()) + (resident + slot_count) * layout.size(1) +
+               layout.largest_copy();
+    } else {
+        work = all;  // the perturbed copy
+    }
+    const auto of_ranks = [&](std::size_t elements) { return static_cast<std::size_t>(ranks) * elements * element; };
+    if (o.device == "cuda") { return {offloads ? of_ranks(all / parts) : 0, 0}; }
+    const std::size_t activations =
+        o.precision == "double" ? forward_model<host_math<double>>::bytes(o.model, o.micro_batch, branches_of(o))
+                                : forward_model<host_math<float>>::bytes(o.model, o.micro_batch, branches_of(o));
+    return {of_ranks(all / parts), of_ranks(work) + static_cast<std::size_t>(ranks) * activations};
 }
 
 using tutti::comm::threads;

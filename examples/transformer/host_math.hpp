@@ -104,6 +104,9 @@ public:
         multiply<T>(in, transposed(table), logits);
     }
     [[nodiscard]] double loss(matrix<T> logits) { return cross_entropy_forward<T>(logits, targets_); }
+    void add_loss(matrix<T> logits, int first, double* sum) {
+        *sum += cross_entropy_forward<T>(logits, targets_.subspan(static_cast<std::size_t>(first)));
+    }
     void loss_and_gradient(matrix<T> logits, T scale) {
         losses_ += loss(logits);
         cross_entropy_backward<T>(logits, targets_, scale);

@@ -67,8 +67,11 @@ void print_results(const options& o, const corpus& text, const result& r) {
             sample += t == '\n' || (t >= ' ' && t <= '~') ? static_cast<char>(t) : '?';
         }
     }
-    fmt::print("---- the model writes{} ----\n{}\n--------------------------\n",
-               o.token_file.empty() ? "" : ", as numbers of GPT-2 tokens", sample);
+    if (!sample.empty()) {
+        fmt::print("---- the model writes{} ----\n{}\n--------------------------\n",
+                   o.token_file.empty() ? "" : ", as numbers of GPT-2 tokens", sample);
+    }
+    if (r.zeroth) { fmt::print("{}\n", text_of(*r.zeroth)); }
     if (!o.save.empty()) { fmt::print("weights  {}\n", o.save); }
     fmt::print("report   {}\ntrace    {}  (open it in https://ui.perfetto.dev)\npicture  {}\n", o.report, o.trace,
                o.plot);
@@ -134,6 +137,12 @@ void check(options& o, int processes) {
 #else
         throw bad_input("--device: this build is without CUDA: no nvcc or no cuBLAS was found when it was configured");
 #endif
+    }
+    if (o.of_forward_passes()) {
+        const int here =
+            processes == 0 ? o.ranks : launcher_number("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", processes);
+        require_memory(demand_of(o, here),
+                       fmt::format("'{}' on {} {} in {}", o.pipeline, here, here == 1 ? "rank" : "ranks", o.precision));
     }
     if (!o.load.empty()) { weights_file(o.load, o.model).require_tied_head(o.model); }
 }

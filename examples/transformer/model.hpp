@@ -67,11 +67,12 @@ public:
 ///   take             the tokens of the following steps, of sequences of one length, or with the position of each
 ///   embed, layer_norm, linear, attention   and their backward
 ///   linear_onto      out = residual + in * weight + bias: the sum is stored once, rounded once
-///   linear_gelu      before = in * weight + bias; out = GELU(before)
+///   linear_gelu      before = in * weight + bias; out = GELU(before), which may be the same memory
 ///   linear_backward_input_gelu   d_before = (d_out * weight^T) times GELU's slope at before; restores `out` where
 ///                    gelu_backward_restores_output says so
 ///   linear_backward_weight       adds to both gradients; all gradients of parameters are added to
 ///   loss             returned at once
+///   add_loss         for forward_model: of some rows, added to a number in the queue's memory
 ///   loss_and_gradient            added to the sum that take_loss() returns; turns logits into their gradient
 ///                Steps run in the order of math.queue().
 /// Semantics    attach `parameters()` to a strategy; then per micro-batch forward_training(), backward(). Tokens must

@@ -27,6 +27,7 @@
 #include "bad_input.hpp"
 #include "documents.hpp"
 #include "parameters.hpp"
+#include "zeroth_options.hpp"
 
 namespace transformer {
 
@@ -41,9 +42,10 @@ struct options {
     std::string pipeline = "ddp";
     std::vector<std::string> compare;  // pipelines that train one after the other; empty: `pipeline` alone
     int steps = 2000;
-    int batch = 12;          // sequences of all ranks together
-    int micro_batch = 0;     // sequences a rank computes at a time; 0: as many as keep its activations in cache
-    std::string model_name;  // a published one; empty: sizes are given one by one
+    int batch = 12;               // sequences of all ranks together
+    int micro_batch = 0;          // sequences a rank computes at a time; 0: as many as keep its activations in cache
+    std::string model_name;       // a published one; empty: sizes are given one by one
+    bool random_weights = false;  // it has none but random ones
     configuration model;
     double learning_rate = 1e-3;
     bool rate_given = false;          // by the user; otherwise mezo has its own
@@ -74,6 +76,7 @@ struct options {
     double epsilon = 1e-3;             // likewise: how far weights are moved
     int directions = 1;                // likewise: of a step
     int shards = 0;  // likewise: parts of the batch that losses are averaged over; 0: one a rank or pair
+    zeroth_options zeroth;
     int eval_every = 500;
     std::string report = "run/report.json";
     std::string trace;           // empty: beside the report
@@ -120,8 +123,8 @@ struct options {
         return pipeline == "packed" || pipeline == "even-ring" || pipeline == "zeppelin";
     }
     /// Does it make forward passes alone?
-    [[nodiscard]] bool of_forward_passes() const { return pipeline == "mezo"; }
-    /// Ranks that share the forward passes of a part of the batch: mezo's pairs.
+    [[nodiscard]] bool of_forward_passes() const { return zeroth_options::of_forward_passes(pipeline); }
+    /// Ranks that share the forward passes of a part of the batch: pairs.
     [[nodiscard]] int sides() const { return of_forward_passes() && zo_parallel != "data" ? 2 : 1; }
     [[nodiscard]] int shards_of_batch() const { return shards == 0 ? ranks / sides() : shards; }
     [[nodiscard]] std::int64_t tokens_per_step() const { return std::int64_t{batch} * model.context; }
@@ -170,9 +173,9 @@ struct options {
 }
 
 /// "gpt2-124m, gpt2-350m, ...": for messages.
-[[nodiscard]] inline std::string gpt2_names() {
+template <class Sizes> [[nodiscard]] std::string names_of(const Sizes& sizes) {
     std::string text;
-    for (const gpt2_size& size : gpt2_sizes) { text += fmt::format("{}{}", text.empty() ? "" : ", ", size.name); }
+    for (const published_size& size : sizes) { text += fmt::format("{}{}", text.empty() ? "" : ", ", size.name); }
     return text;
 }
 
@@ -213,9 +216,14 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    "sequences a rank computes at a time, accumulating gradients; default: up to 256 tokens, with "
                    "--device cuda all")
         ->check(within(1, 1'000'000));
-    app.add_option("--model", o.model_name,
-                   "sizes of a published model with its 1024 positions; --context is as much unless given less:\n" +
-                       gpt2_names())
+    app.add_option(
+           "--model", o.model_name,
+           "sizes of a published model with its positions, 1024 or OPT's 2048; --context is as much unless "
+           "given less:\n" +
+               names_of(gpt2_sizes) +
+               "\nor, to measure mezo, zo2 and distzo2, GPT-2 with random weights of OPT's extents "
+               "(vocabulary, positions, layers, heads, width; GELU where OPT has ReLU, so no weights of OPT):\n" +
+               names_of(opt_sizes))
         ->type_name("NAME");
     app.add_option("--context", o.model.context, "tokens per sequence")
         ->check(within(1, 65'536))
@@ -231,8 +239,8 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                o.learning_rate = rate;
                o.rate_given = true;
            },
-           "peak learning rate; mezo: that of all steps")
-        ->default_str("0.001, mezo 0.0001");
+           "peak learning rate; mezo, zo2, distzo2: that of all steps")
+        ->default_str("0.001, those three 0.0001");
     app.add_option("--bits", o.bits,
                    "ddp-4bit: bits of an element, also other than 4; ddp-lgreco: those it starts from")
         ->check(within(1, 8))
@@ -316,10 +324,10 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--plan-picture", o.plan_picture, "likewise: SVG picture of where the first step's documents are")
         ->check(named)
         ->type_name("FILE");
-    app.add_option(
-           "--zo-parallel", o.zo_parallel,
-           "mezo: ranks share the two sides of a direction (perturbation, 2 ranks), parts of the batch (data), or "
-           "both (2d, an even number)")
+    app.add_option("--zo-parallel", o.zo_parallel,
+                   "mezo, distzo2: ranks share the two sides of a direction (perturbation, 2 ranks), parts of the "
+                   "batch (data), or "
+                   "both (2d, an even number)")
         ->capture_default_str();
     app.add_option("--epsilon", o.epsilon, "likewise: how far weights are moved to either side")->capture_default_str();
     app.add_option("--directions", o.directions, "likewise: random directions of a step")
@@ -329,6 +337,7 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    "likewise: parts of the batch that losses are averaged over; runs of equal shards and micro-batches "
                    "have the same bits on any number of ranks; default: one a rank, or pair")
         ->check(within(1, 1'000'000));
+    declare(app, o.zeroth);
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
@@ -394,9 +403,14 @@ inline void choose_model(const CLI::App& app, options& o) {
     const bool named = app.count("--model") > 0;
     if (named || app.count("--tokens") > 0) { o.model.vocabulary = gpt2_vocabulary; }
     if (!named) { return; }
-    const auto found = std::find_if(gpt2_sizes.begin(), gpt2_sizes.end(),
-                                    [&](const gpt2_size& size) { return size.name == o.model_name; });
-    require(found != gpt2_sizes.end(), fmt::format("--model: '{}' is not one of {}", o.model_name, gpt2_names()));
+    const auto size_in = [&](const auto& sizes) -> const published_size* {
+        const auto at = std::find_if(sizes.begin(), sizes.end(), [&](const auto& s) { return s.name == o.model_name; });
+        return at == sizes.end() ? nullptr : &*at;
+    };
+    const published_size* const opt = size_in(opt_sizes);
+    const published_size* const found = opt != nullptr ? opt : size_in(gpt2_sizes);
+    require(found != nullptr,
+            fmt::format("--model: '{}' is not one of {}, {}", o.model_name, names_of(gpt2_sizes), names_of(opt_sizes)));
     const auto fix = [&](const char* option, int& size, int published) {
         require(app.count(option) == 0 || size == published,
                 fmt::format("{}: {} contradicts --model {}, which has {}", option, size, o.model_name, published));
@@ -405,10 +419,13 @@ inline void choose_model(const CLI::App& app, options& o) {
     fix("--layers", o.model.layers, found->layers);
     fix("--heads", o.model.heads, found->heads);
     fix("--width", o.model.width, found->width);
-    o.model.positions = gpt2_positions;
-    if (app.count("--context") == 0) { o.model.context = gpt2_positions; }
-    require(o.model.context <= gpt2_positions, fmt::format("--context: {} is more than the {} positions of --model {}",
-                                                           o.model.context, gpt2_positions, o.model_name));
+    o.random_weights = opt != nullptr;
+    if (opt != nullptr) { o.model.vocabulary = opt_vocabulary; }
+    o.model.positions = opt != nullptr ? opt_positions : gpt2_positions;
+    if (app.count("--context") == 0) { o.model.context = o.model.positions; }
+    require(o.model.context <= o.model.positions,
+            fmt::format("--context: {} is more than the {} positions of --model {}", o.model.context, o.model.positions,
+                        o.model_name));
 }
 
 /// The runs that `o` asks for: one, or one of each of --compare's pipelines, whose files are to carry its name.
@@ -483,7 +500,8 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
         require(o.ranks == 0 || o.ranks == o.gpus,
                 fmt::format("--ranks: {} ranks on {} GPUs; there is one rank a GPU", o.ranks, o.gpus));
         o.ranks = o.gpus;
-        require(o.model.width <= 8192, fmt::format("--width: {} is more than the GPU's 8192", o.model.width));
+        const int widest = o.of_forward_passes() ? 16384 : 8192;
+        require(o.model.width <= widest, fmt::format("--width: {} is more than the GPU's {}", o.model.width, widest));
     }
     if (o.precision.empty()) { o.precision = on_gpu ? "bf16" : "float"; }
     require(on_gpu || o.precision != "bf16", "--precision: bf16 needs --device cuda");
@@ -507,6 +525,9 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     if (!o.network.empty()) { static_cast<void>(stated_link(o.network)); }  // refuses
     require(o.nodes == 0 || o.ranks % o.nodes == 0,
             fmt::format("--nodes: {} ranks cannot be divided among {} machines", o.ranks, o.nodes));
+    require(!o.random_weights || o.of_forward_passes(),
+            fmt::format("--model: {} is for measurements of mezo, zo2 and distzo2; pipeline '{}' trains gpt2 models",
+                        o.model_name, o.pipeline));
     if (o.of_forward_passes()) {
         require(o.zo_parallel == "data" || o.zo_parallel == "perturbation" || o.zo_parallel == "2d",
                 fmt::format("--zo-parallel: '{}' is not one of perturbation, data, 2d", o.zo_parallel));
@@ -517,8 +538,8 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
         require(o.ranks % o.sides() == 0, fmt::format("--zo-parallel: {} ranks are not pairs", o.ranks));
         require(o.checkpoint.empty(),
                 fmt::format("--checkpoint: pipeline '{}' has none; --save writes weights", o.pipeline));
-        require(!on_gpu, fmt::format("--device: pipeline '{}' runs on the CPU", o.pipeline));
     }
+    complete(o.zeroth, o.pipeline, o.model.layers, o.ranks);
     constexpr long most_tokens = 1L << 24;  // extents of matrices are int, and so are CBLAS's
     if (o.of_documents()) {
         require(!o.lengths.empty(), fmt::format("--pipeline: '{}' needs --lengths", o.pipeline));

@@ -30,17 +30,29 @@ struct configuration {
     [[nodiscard]] int position_rows() const { return positions == 0 ? context : positions; }
 };
 
-/// GPT-2 as published (Radford et al. 2019): four sizes over one vocabulary and one number of positions.
-struct gpt2_size {
+/// Sizes of a published model.
+struct published_size {
     std::string_view name;
     int layers, heads, width;
 };
-inline constexpr std::array<gpt2_size, 4> gpt2_sizes{{{"gpt2-124m", 12, 12, 768},
-                                                      {"gpt2-350m", 24, 16, 1024},
-                                                      {"gpt2-774m", 36, 20, 1280},
-                                                      {"gpt2-1558m", 48, 25, 1600}}};
+/// GPT-2 (Radford et al. 2019): four sizes over one vocabulary and one number of positions.
+inline constexpr std::array<published_size, 4> gpt2_sizes{{{"gpt2-124m", 12, 12, 768},
+                                                           {"gpt2-350m", 24, 16, 1024},
+                                                           {"gpt2-774m", 36, 20, 1280},
+                                                           {"gpt2-1558m", 48, 25, 1600}}};
 inline constexpr int gpt2_vocabulary = 50257;
 inline constexpr int gpt2_positions = 1024;
+/// OPT (Zhang et al., arXiv 2205.01068): its extents alone. Blocks are GPT-2's: theirs have ReLU for GELU, and as many
+/// weights; the table of positions has two rows more.
+inline constexpr std::array<published_size, 7> opt_sizes{{{"opt-1.3b", 24, 32, 2048},
+                                                          {"opt-2.7b", 32, 32, 2560},
+                                                          {"opt-6.7b", 32, 32, 4096},
+                                                          {"opt-13b", 40, 40, 5120},
+                                                          {"opt-30b", 48, 56, 7168},
+                                                          {"opt-66b", 64, 72, 9216},
+                                                          {"opt-175b", 96, 96, 12288}}};
+inline constexpr int opt_vocabulary = 50272;
+inline constexpr int opt_positions = 2048;
 inline constexpr std::uint16_t gpt2_end_of_text = 50256;
 
 /// The target of a token that has none to predict: it does not count. No vocabulary has it.

@@ -59,6 +59,7 @@ using pipelines_known =
     pipeline_list<pipelines::local, pipelines::ddp, pipelines::ddp_4bit, pipelines::ddp_topk, pipelines::ddp_powersgd,
                   pipelines::ddp_lgreco, pipelines::zero1, pipelines::zero2, pipelines::zero3, pipelines::local_sgd,
                   pipelines::slowmo, pipelines::co2, pipelines::co2_zero, pipelines::diloco, pipelines::eager_diloco,
-                  pipelines::cocod, pipelines::packed, pipelines::even_ring, pipelines::zeppelin, pipelines::mezo>;
+                  pipelines::cocod, pipelines::packed, pipelines::even_ring, pipelines::zeppelin, pipelines::mezo,
+                  pipelines::zo2, pipelines::distzo2>;
 
 }  // namespace transformer

@@ -21,6 +21,7 @@
 #include "options.hpp"
 #include "plot.hpp"
 #include "whole_file.hpp"
+#include "zeroth_report.hpp"
 
 namespace transformer {
 
@@ -33,15 +34,6 @@ struct sequence_result {
     double inter_node_bytes = 0;
     double remapped_tokens = 0;  // which attention has on another rank than the rest of the model
     std::string picture{};       // SVG of where the first step's documents are, if asked for
-};
-
-/// What forward passes alone said: of the last step, and over the run.
-struct zeroth_result {
-    double loss_plus = 0, loss_minus = 0;
-    double gradient = 0;             // along the first direction
-    double largest_move = 0;         // of a step, in epsilons
-    std::uint64_t scalar_bytes = 0;  // that a rank tells the others in a step
-    std::uint64_t skipped = 0;       // steps whose loss was not finite
 };
 
 /// The same on every rank, except for the trace, which is complete on rank 0.
@@ -79,7 +71,9 @@ struct result {
 
 /// Per second, all devices together.
 [[nodiscard]] inline double model_flops(const options& o, const result& r) {
-    return flops_per_token(o.model, r.parameters) * tokens_of(o, r) / r.total_seconds;
+    // Forward is a third of a training step.
+    const double parts = o.of_forward_passes() ? 2.0 * o.directions / 3 : 1.0;
+    return parts * flops_per_token(o.model, r.parameters) * tokens_of(o, r) / r.total_seconds;
 }
 
 /// null where nothing was measured.
@@ -125,11 +119,7 @@ struct result {
                     {"remapped_tokens", r.sequence->remapped_tokens}};
     }
     nlohmann::ordered_json zeroth;  // null where there are gradients
-    if (r.zeroth) {
-        zeroth = {{"loss_plus", r.zeroth->loss_plus},       {"loss_minus", r.zeroth->loss_minus},
-                  {"gradient", r.zeroth->gradient},         {"largest_move", r.zeroth->largest_move},
-                  {"scalar_bytes", r.zeroth->scalar_bytes}, {"skipped", r.zeroth->skipped}};
-    }
+    if (r.zeroth) { zeroth = report_of(*r.zeroth); }
     return {
         {"pipeline", o.pipeline},
         {"backend", o.backend},

@@ -45,8 +45,8 @@ template <class T, tutti::memory M> struct published {
 ///
 /// Semantics    collective over `world`. Every rank calls forward equally often, since before_use may communicate.
 /// Determinism  of weights, text, rank count and micro-batch size.
-template <class Math, class S, class Comm>
-[[nodiscard]] double evaluate(model<Math>& net, S& weights, tokens text, Comm& world) {
+template <class Model, class S, class Comm>
+[[nodiscard]] double evaluate(Model& net, S& weights, tokens text, Comm& world) {
     const auto length = static_cast<std::size_t>(net.config().context);
     const std::size_t scored = text.size() - 1;  // every token but the first
     const std::size_t windows = scored / length;
@@ -75,8 +75,8 @@ template <class Math, class S, class Comm>
 
 /// `count` tokens that the model writes after `first`, at temperature 0.8.
 /// Determinism  of weights and seed.
-template <class Math, class S>
-[[nodiscard]] std::vector<std::uint16_t> generate(model<Math>& net, S& weights, std::uint16_t first, std::uint64_t seed,
+template <class Model, class S>
+[[nodiscard]] std::vector<std::uint16_t> generate(Model& net, S& weights, std::uint16_t first, std::uint64_t seed,
                                                   int count) {
     const auto window = static_cast<std::size_t>(net.config().context);
     const tutti::random_stream random = random_for(seed, purpose::sample);

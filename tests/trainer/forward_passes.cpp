@@ -1,7 +1,10 @@
 // Fine-tuning by forward passes alone: it lowers the loss of a trained model on a text of another kind, with the same
-// bits however ranks share the work; what is reported and what is refused.
-#include <fstream>  // texts
-#include <string>   // command lines
+// bits however ranks share the work and wherever the weights are; what moves, what is reported and what is refused.
+#include <algorithm>  // max
+#include <cstdint>    // bytes
+#include <fstream>    // texts
+#include <string>     // command lines
+#include <vector>     // runs
 
 #include <doctest/doctest.h>
 
@@ -30,39 +33,134 @@ nlohmann::json report_of(const scratch_folder& folder, const std::string& argume
     return report_in(folder);
 }
 
+// Bytes of a layer on its way, of width 32: each tensor at a multiple of 256 bytes.
+std::uint64_t block_bytes(std::uint64_t element) {
+    std::uint64_t sum = 0;
+    for (const std::uint64_t count : {32u, 32u, 3072u, 96u, 1024u, 32u, 32u, 32u, 4096u, 128u, 4096u, 32u}) {
+        sum += (count * element + 255) / 256 * 256;
+    }
+    return sum;
+}
+constexpr const char* trained = "--pipeline local --data first --steps 300 --batch 8 --save first.safetensors";
+constexpr const char* tuning = " --data second --load first.safetensors --batch 8 --micro-batch 2 --seed 3 ";
+
 }  // namespace
 
-TEST_CASE("it lowers the loss of a trained model on a new text; every way to share the work has the same bits") {
+TEST_CASE("it lowers the loss of a trained model on a new text, the weights on the host") {
     scratch_folder folder;
     with_texts(folder);
-    report_of(folder, "--pipeline local --data first --steps 300 --batch 8 --save first.safetensors");
-    const std::string tuning =
-        "--pipeline mezo --data second --load first.safetensors --batch 8 --micro-batch 2 --seed 3 ";
-    const auto alone = report_of(folder, tuning + "--steps 600 --eval-every 1 --stop-after 2 --ranks 1 --shards 2");
-    const double before = alone["loss"]["validations"][0][1];
-    const auto whole = report_of(folder, tuning + "--steps 600 --ranks 2");
+    const auto from = report_of(folder, trained);
+    // Nothing moves, and the same text: what a model of layers that can go backward says, it says.
+    const auto same = report_of(folder, "--pipeline zo2 --data first --load first.safetensors --steps 1 --lr 1e-30 "
+                                        "--batch 8 --micro-batch 8");
+    CHECK(same["loss"]["validation"].get<double>() ==
+          doctest::Approx(from["loss"]["validation"].get<double>()).epsilon(1e-6));
+    CHECK(same["parameter_hash"] == from["parameter_hash"]);
+
+    const std::string line = std::string(tuning) + "--pipeline zo2 --lr 3e-4 --steps 120 --shards 2 ";
+    const auto begun = report_of(folder, line + "--eval-every 1 --stop-after 2");
+    const double before = begun["loss"]["validations"][0][1];
+    const auto whole = report_of(folder, line);
     const double after = whole["loss"]["validation"];
     CAPTURE(before);
     CAPTURE(after);
-    CHECK(after < before - 0.3);
+    CHECK(after < before - 0.2);
 
     const auto& figures = whole["zeroth"];
-    CHECK(figures["scalar_bytes"] == 16);
+    CHECK(figures["scalar_bytes"] == 32);
     CHECK(figures["skipped"] == 0);
     const double plus = figures["loss_plus"], minus = figures["loss_minus"], gradient = figures["gradient"];
     CHECK(gradient == doctest::Approx((plus - minus) / 2e-3).epsilon(1e-3));
     CHECK(figures["largest_move"] > 0);
-    CHECK(whole["wire_bytes_per_rank_per_step"] == 16);
+    const double overlap = figures["overlap_efficiency"];
+    CHECK(overlap > 0);
+    CHECK(overlap <= 1);
+}
 
-    const std::string few = tuning + "--steps 12 --shards 2 --directions 2 ";
-    const auto one = report_of(folder, few + "--ranks 1");
-    for (const char* const shared :
-         {"--ranks 2 --zo-parallel data", "--ranks 2 --zo-parallel perturbation", "--ranks 4 --zo-parallel 2d"}) {
-        CAPTURE(shared);
-        const auto other = report_of(folder, few + shared);
-        CHECK(other["loss"]["curve"] == one["loss"]["curve"]);
-        CHECK(other["loss"]["curve"].size() == 12);
-        CHECK(other["parameter_hash"] == one["parameter_hash"]);
+TEST_CASE("every way to share the work, and every place for the weights, has the same bits") {
+    scratch_folder folder;
+    with_texts(folder);
+    report_of(folder, trained);
+    for (const std::string precision : {"float", "double"}) {
+        const std::string few =
+            std::string(tuning) + "--steps 6 --shards 2 --directions 2 --precision " + precision + " --save ";
+        const auto one = report_of(folder, few + "one --pipeline mezo --ranks 1");
+        CHECK(one["zeroth"]["upload_bytes"] == 0);
+        CHECK(one["zeroth"]["overlap_efficiency"].is_null());
+        const std::string weights = trainer_test::content_of(folder / "one");
+        std::vector<const char*> all{"zo2", "distzo2 --ranks 2 --zo-parallel perturbation --sliced"};
+        if (precision == "float") {
+            all.insert(all.end(),
+                       {"mezo --ranks 2 --zo-parallel perturbation", "mezo --ranks 4 --zo-parallel 2d", "zo2 --slots 1",
+                        "zo2 --slots 2 --eval-every 1", "zo2 --blocks-resident 1", "zo2 --blocks-resident 2",
+                        "distzo2 --ranks 1", "distzo2 --ranks 2", "distzo2 --ranks 2 --sliced --slots 2",
+                        "distzo2 --ranks 2 --zo-parallel perturbation",
+                        "distzo2 --ranks 4 --zo-parallel 2d --sliced --blocks-resident 1"});
+        }
+        for (const char* const shared : all) {
+            CAPTURE(shared);
+            const auto other = report_of(folder, few + "other --pipeline " + shared);
+            CHECK(other["loss"]["curve"] == one["loss"]["curve"]);
+            CHECK(other["loss"]["curve"].size() == 6);
+            CHECK(other["parameter_hash"] == one["parameter_hash"]);
+            for (const char* const figure : {"loss_plus", "loss_minus", "gradient"}) {
+                CHECK(other["zeroth"][figure] == one["zeroth"][figure]);
+            }
+            CHECK(trainer_test::content_of(folder / "other") == weights);
+        }
+    }
+}
+
+TEST_CASE("bytes that move, and memory: slots of a layer, whatever their number") {
+    scratch_folder folder;
+    with_texts(folder);
+    const std::string line =
+        "--data second --batch 8 --micro-batch 2 --heads 2 --width 32 --context 32 --quiet --steps 4 ";
+    const auto figures = [&](const std::string& arguments) {
+        const auto run = run_program(folder, line + arguments);
+        REQUIRE_MESSAGE(run.code == 0, run.err);
+        return report_in(folder)["zeroth"];
+    };
+    for (const std::uint64_t element : {4u, 8u}) {
+        const std::string precision = element == 4 ? "--precision float " : "--precision double ";
+        const std::uint64_t block = block_bytes(element);
+        const std::uint64_t tables = (256 + 32) * 32 * element;
+        const std::uint64_t ends = tables + 2 * std::max<std::uint64_t>(256, 32 * element);
+        const std::uint64_t rows = 2 * 32;
+        // Streams of both sides and one more, the widest of all layers and logits, statistics, sums of heads, losses.
+        const std::uint64_t work = rows * ((3 * 32 + 256 + 2 + 2) * element) + 4 * sizeof(double);
+        const std::uint64_t copy = std::max(block, tables);
+        for (const std::uint64_t layers : {3u, 5u}) {
+            for (const std::uint64_t slot_count : {1u, 3u}) {
+                if (element == 8 && layers + slot_count > 4) { continue; }
+                CAPTURE(layers);
+                CAPTURE(slot_count);
+                const auto zo2 = figures(precision + "--pipeline zo2 --layers " + std::to_string(layers) + " --slots " +
+                                         std::to_string(slot_count));
+                CHECK(zo2["upload_bytes"] == 4 * layers * block);  // once for each micro-batch
+                CHECK(zo2["offload_bytes"] == layers * block);     // once for each step
+                CHECK(zo2["gathered_bytes"] == 0);
+                CHECK(zo2["scalar_bytes"] == 16);
+                CHECK(zo2["host_bytes"] == ends + layers * block);
+                CHECK(zo2["peak_device_bytes"] == ends + slot_count * block + copy + work);
+            }
+        }
+        const auto resident = figures(precision + "--pipeline zo2 --layers 4 --slots 2 --blocks-resident 1");
+        CHECK(resident["upload_bytes"] == 4 * 3 * block);
+        CHECK(resident["offload_bytes"] == 3 * block);
+        CHECK(resident["peak_device_bytes"] == ends + (2 + 1) * block + copy + work);
+        const auto sliced = figures(precision + "--pipeline distzo2 --ranks 2 --sliced --layers 3");
+        const auto half = [](std::uint64_t module) { return (module + 511) / 512 * 256; };  // of 256 bytes each
+        CHECK(sliced["upload_bytes"] == 2 * 3 * half(block));                               // two micro-batches a rank
+        CHECK(sliced["offload_bytes"] == 3 * half(block));
+        CHECK(sliced["gathered_bytes"] == 2 * 3 * half(block));
+        CHECK(sliced["scalar_bytes"] == 16);
+        CHECK(sliced["host_bytes"] == half(tables) + half(ends - tables) + 3 * half(block));
+        const auto side = figures(precision + "--pipeline distzo2 --ranks 2 --zo-parallel perturbation --layers 3");
+        CHECK(side["upload_bytes"] == 4 * 3 * block);
+        CHECK(side["peak_device_bytes"] == ends + 3 * block + copy + work - rows * 32 * element - 2 * sizeof(double));
+        const auto all = figures(precision + "--pipeline mezo --ranks 1 --layers 3");
+        CHECK(all["peak_device_bytes"] == 2 * (ends + 3 * block) + work - rows * 32 * element - 2 * sizeof(double));
     }
 }
 
@@ -70,7 +168,8 @@ TEST_CASE("what cannot be done is refused") {
     scratch_folder folder;
     with_texts(folder);
     const auto refused = [&](const std::string& arguments, const char* why) {
-        const auto run = run_program(folder, "--pipeline mezo --data first " + arguments + model);
+        const auto run = run_program(folder, (arguments.starts_with("--pipeline") ? "" : "--pipeline mezo ") +
+                                                 ("--data first " + arguments) + model);
         CAPTURE(run.err);
         CHECK(run.code == 2);
         CHECK(run.err.find(why) != std::string::npos);
@@ -83,4 +182,14 @@ TEST_CASE("what cannot be done is refused") {
     refused("--shards 3 --ranks 2", "--shards: 3 cannot be divided among 2 ranks or pairs");
     refused("--shards 5 --ranks 1 --batch 12", "--batch: 12 sequences cannot be divided among 5 shards");
     refused("--checkpoint there", "--checkpoint: pipeline 'mezo' has none");
+    refused("--slots 2", "--slots: pipeline 'mezo' has its weights on the device");
+    refused("--blocks-resident 1", "--blocks-resident: pipeline 'mezo' has its weights on the device");
+    refused("--sliced", "--sliced: pipeline 'mezo' has its weights on the device");
+    refused("--pipeline zo2 --ranks 2", "--ranks: pipeline 'zo2' is for 1 rank, not 2");
+    refused("--pipeline zo2 --sliced", "--sliced: pipeline 'zo2' is for 1 rank");
+    refused("--pipeline zo2 --zo-parallel perturbation", "for 2 ranks, not 1");
+    refused("--pipeline distzo2 --ranks 1 --sliced", "--sliced: 1 rank has whole blocks");
+    refused("--pipeline distzo2 --blocks-resident 3", "--blocks-resident: 3 blocks of a model of 2");
+    refused("--pipeline distzo2 --slots 0", "--slots");
+    refused("--pipeline distzo2 --checkpoint there", "--checkpoint: pipeline 'distzo2' has none");
 }

@@ -1,4 +1,5 @@
 // --model and what contradicts it; the sizes that follow from --model and --tokens.
+#include <cmath>    // lround
 #include <cstddef>  // counts
 #include <string>   // command lines
 #include <vector>   // published counts
@@ -39,6 +40,28 @@ TEST_CASE("published models have their published numbers of parameters, heads of
     }
 }
 
+TEST_CASE("OPT's extents: a layer has its published number of parameters, heads are of 64, 80 or 128") {
+    const std::vector<double> millions{50.358, 78.676, 201.380, 314.639, 616.656, 1019.336, 1812.099};  // of a layer
+    for (std::size_t i = 0; i < millions.size(); ++i) {
+        const std::string name(opt_sizes[i].name);
+        CAPTURE(name);
+        const options o = parsed("--model " + name);
+        const configuration& c = o.model;
+        const std::size_t tables =
+            static_cast<std::size_t>(c.vocabulary + c.positions + 2) *  // and the last gain, bias
+            static_cast<std::size_t>(c.width);
+        const std::size_t layer = (parameter_count(c) - tables) / static_cast<std::size_t>(c.layers);
+        CHECK(std::lround(static_cast<double>(layer) / 1e3) == std::lround(millions[i] * 1e3));
+        CHECK(c.width % c.heads == 0);
+        CHECK(c.width / c.heads == (i == 0 ? 64 : i == 1 ? 80 : 128));
+        CHECK(c.context == 2048);
+        CHECK(c.vocabulary == 50272);
+        CHECK(o.random_weights);
+    }
+    CHECK(parsed("--model opt-13b --context 64").model.position_rows() == 2048);
+    CHECK_FALSE(parsed("--model gpt2-124m").random_weights);
+}
+
 TEST_CASE("--context shortens sequences and leaves a model's position table; without --model the table is as long") {
     const configuration c = parsed("--model gpt2-124m --context 64").model;
     CHECK(c.context == 64);
@@ -62,7 +85,9 @@ TEST_CASE("what --model contradicts is refused; what it repeats is not") {
     refused("--heads 12 --model gpt2-350m", "--heads: 12 contradicts --model gpt2-350m, which has 16");
     refused("--model gpt2-774m --width 768", "--width: 768 contradicts --model gpt2-774m, which has 1280");
     refused("--model gpt2-124m --context 1025", "--context: 1025 is more than the 1024 positions of --model gpt2-124m");
-    refused("--model gpt3", "--model: 'gpt3' is not one of gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m");
+    refused("--model gpt3",
+            "--model: 'gpt3' is not one of gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m, opt-1.3b, opt-2.7b, opt-6.7b, "
+            "opt-13b, opt-30b, opt-66b, opt-175b");
     CHECK(parsed("--model gpt2-1558m --layers 48 --heads 25 --width 1600 --context 1024").model.layers == 48);
 }
 

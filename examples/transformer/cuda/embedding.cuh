@@ -3,8 +3,9 @@
 // Needs vectors.cuh and nvcc. The lists are made on the host, which has the tokens anyway.
 #pragma once
 
-#include <cstddef>  // size_t
-#include <cstdint>  // lists
+#include <algorithm>  // min
+#include <cstddef>    // size_t
+#include <cstdint>    // lists
 
 #include <tutti/core/cuda_run.cuh>  // start
 
@@ -17,13 +18,15 @@ __global__ void __launch_bounds__(1024)
     embedding_rows(const std::int32_t* tokens, const std::int32_t* positions, int length, matrix<const T> token_rows,
                    matrix<const T> position_rows, matrix<T> out, bool whole) {
     const int r = static_cast<int>(blockIdx.x);
-    const int first = static_cast<int>(threadIdx.x) * group, count = out.columns - first;
-    if (count <= 0) { return; }
-    eight x = load(token_rows.row(tokens[r]) + first, count, whole);
-    const eight p = load(position_rows.row(positions != nullptr ? positions[r] : r % length) + first, count, whole);
+    for (int first = static_cast<int>(threadIdx.x) * group; first < out.columns;
+         first += static_cast<int>(blockDim.x) * group) {
+        const int count = out.columns - first;
+        eight x = load(token_rows.row(tokens[r]) + first, count, whole);
+        const eight p = load(position_rows.row(positions != nullptr ? positions[r] : r % length) + first, count, whole);
 #pragma unroll
-    for (int i = 0; i < group; ++i) { x[i] += p[i]; }
-    store(out.row(r) + first, x, count, whole);
+        for (int i = 0; i < group; ++i) { x[i] += p[i]; }
+        store(out.row(r) + first, x, count, whole);
+    }
 }
 
 /// Numbers of a batch's rows, tokens or positions, on the device; and the rows by number: `order` has those of the first
@@ -100,7 +103,7 @@ void embedding(const tutti::cuda_queue& q, const std::int32_t* tokens, const std
                matrix<const T> token_rows, matrix<const T> position_rows, matrix<T> out) {
     const bool whole = in_groups(token_rows) && in_groups(position_rows) && in_groups(out);
     const tutti::detail::on_device scope(q.device());
-    embedding_rows<T><<<static_cast<unsigned>(out.rows), threads_for(out.columns), 0, q.stream()>>>(
+    embedding_rows<T><<<static_cast<unsigned>(out.rows), std::min(threads_for(out.columns), 1024u), 0, q.stream()>>>(
         tokens, positions, length, token_rows, position_rows, out, whole);
     tutti::detail::check_cuda(cudaGetLastError(), "embedding");
 }

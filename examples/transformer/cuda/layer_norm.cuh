@@ -1,5 +1,5 @@
 // Layer normalization on a GPU: a row in the registers of a warp, or of a block where it is wide, so it is read once.
-// Needs column_sums.cuh and nvcc. At most 8192 columns.
+// Needs column_sums.cuh and nvcc. At most 8192 columns, forward 16384.
 #pragma once
 
 #include <algorithm>    // min
@@ -156,36 +156,48 @@ template <class Use> bool with_groups(int columns, Use use) {
 
 // ---- a block a row, for all others ----------------------------------------------------------------------------------
 
-inline constexpr int most_threads = 1024;  // a row of 8192 columns
+inline constexpr int most_threads = 1024;  // a row of 8192 columns, a group a thread
 
-template <class T>
+/// Thread t holds groups t, t + threads, ...
+template <class T, int Groups>
 __global__ void __launch_bounds__(most_threads) layer_norm_rows(matrix<const T> in, const T* gain, const T* bias,
                                                                 matrix<T> out, norm_statistics* rows, bool whole) {
     __shared__ float cells[2][32];
     const int r = static_cast<int>(blockIdx.x);
-    const int first = static_cast<int>(threadIdx.x) * group, count = in.columns - first;
-    const eight x = load(in.row(r) + first, count, whole);
+    const auto first = [](int k) { return (static_cast<int>(threadIdx.x) + k * static_cast<int>(blockDim.x)) * group; };
+    eight x[Groups];
     float sum[1] = {0};
 #pragma unroll
-    for (int i = 0; i < group; ++i) { sum[0] += x[i]; }
+    for (int k = 0; k < Groups; ++k) {
+        x[k] = load(in.row(r) + first(k), in.columns - first(k), whole);
+#pragma unroll
+        for (int i = 0; i < group; ++i) { sum[0] += x[k][i]; }
+    }
     sum_over_block(sum, cells[0]);
     const float width = static_cast<float>(in.columns);
     const float mean = sum[0] / width;
     float squares[1] = {0};
 #pragma unroll
-    for (int i = 0; i < group; ++i) {
-        const float d = i < count ? x[i] - mean : 0.0f;
-        squares[0] += d * d;
+    for (int k = 0; k < Groups; ++k) {
+#pragma unroll
+        for (int i = 0; i < group; ++i) {
+            const float d = first(k) + i < in.columns ? x[k][i] - mean : 0.0f;
+            squares[0] += d * d;
+        }
     }
     sum_over_block(squares, cells[1]);
     const float inverse = 1.0f / sqrtf(squares[0] / width + 1e-5f);
     if (threadIdx.x == 0) { rows[r] = {mean, inverse}; }
-    if (count <= 0) { return; }
-    const eight g = load(gain + first, count, whole), b = load(bias + first, count, whole);
-    eight y;
 #pragma unroll
-    for (int i = 0; i < group; ++i) { y[i] = (x[i] - mean) * inverse * g[i] + b[i]; }
-    store(out.row(r) + first, y, count, whole);
+    for (int k = 0; k < Groups; ++k) {
+        const int count = in.columns - first(k);
+        if (count <= 0) { return; }
+        const eight g = load(gain + first(k), count, whole), b = load(bias + first(k), count, whole);
+        eight y;
+#pragma unroll
+        for (int i = 0; i < group; ++i) { y[i] = (x[k][i] - mean) * inverse * g[i] + b[i]; }
+        store(out.row(r) + first(k), y, count, whole);
+    }
 }
 
 /// Block b takes rows b, b + blocks, ...; its sums for gain and bias become partial sum b.
@@ -243,7 +255,10 @@ void layer_norm(const tutti::cuda_queue& q, matrix<const T> in, const T* gain, c
                                                    dim3(32, norm_warps), 0, q.stream()>>>(in, gain, bias, out, rows);
         });
     if (!by_warps) {
-        layer_norm_rows<T><<<static_cast<unsigned>(in.rows), threads_for(in.columns), 0, q.stream()>>>(
+        const unsigned threads = threads_for(in.columns);
+        const bool narrow = threads <= most_threads;
+        auto* const kernel = narrow ? layer_norm_rows<T, 1> : layer_norm_rows<T, 2>;
+        kernel<<<static_cast<unsigned>(in.rows), narrow ? threads : (threads / 2 + 31) / 32 * 32, 0, q.stream()>>>(
             in, gain, bias, out, rows, whole);
     }
     tutti::detail::check_cuda(cudaGetLastError(), "layer_norm");

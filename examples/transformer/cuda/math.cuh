@@ -162,9 +162,9 @@ template <class T> class cuda_math {
         queue_.copy(table_.data(), table.data, table.size() * sizeof(T), cudaMemcpyDeviceToDevice);
         return {table_.data(), rows, table.columns};
     }
-    void add_losses_of(matrix<T> logits, bool gradient, float scale, double* total) {
+    void add_losses_of(matrix<T> logits, int first, bool gradient, float scale, double* total) {
         if (logits.rows == 0) { return; }
-        cross_entropy<T>(queue_, logits, batch_.targets(), gradient, scale,
+        cross_entropy<T>(queue_, logits, batch_.targets() + first, gradient, scale,
                          at_least(losses_, static_cast<std::size_t>(logits.rows)), total);
     }
 
@@ -255,7 +255,9 @@ public:
     }
     void linear_gelu(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<T> before, matrix<T> out) {
         if (in.rows == 0) { return; }
-        if (fuses(in, weight, bias, out) && in_groups(before)) {
+        if (fuses(in, weight, bias, out) && before.data == out.data) {
+            products_.multiply<T>(in, weight, out, {.after = after_product::bias_gelu, .bias = bias});
+        } else if (fuses(in, weight, bias, out) && in_groups(before)) {
             products_.multiply<T>(in, weight, out, {.after = after_product::bias_gelu, .bias = bias, .kept = before});
         } else {
             linear(in, weight, bias, before);
@@ -306,15 +308,20 @@ public:
 
     void classify(matrix<const T> in, matrix<const T> table, matrix<T> logits) {
         if (in.rows == 0) { return; }
-        products_.multiply<T>(in, across(padded_copy(table, logits.stride)), padded(logits));
+        if (table.rows % group == 0 && in_groups(table)) {  // aligned as it is
+            products_.multiply<T>(in, across(table), logits);
+        } else {
+            products_.multiply<T>(in, across(padded_copy(table, logits.stride)), padded(logits));
+        }
     }
     [[nodiscard]] double loss(matrix<T> logits) {
         tutti::fill(queue_, alone_.view(), 0.0);
-        add_losses_of(logits, false, 0, alone_.data());
+        add_losses_of(logits, 0, false, 0, alone_.data());
         return tutti::fetch(queue_, alone_.view(), 0.0);
     }
+    void add_loss(matrix<T> logits, int first, double* sum) { add_losses_of(logits, first, false, 0, sum); }
     void loss_and_gradient(matrix<T> logits, float scale) {
-        add_losses_of(logits, true, scale, total_.data());
+        add_losses_of(logits, 0, true, scale, total_.data());
         // Copied now, so that it has arrived by the time the host has waited for anything later.
         queue_.copy(total_on_host_.data(), total_.data(), sizeof(double), cudaMemcpyDeviceToHost);
         total_copied_ = queue_.record();

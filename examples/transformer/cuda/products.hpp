@@ -34,7 +34,7 @@ template <class T> [[nodiscard]] operand<T> across(matrix<T> m) { return {matrix
 enum class after_product {
     nothing,
     bias,        ///< + bias, one number a column
-    bias_gelu,   ///< the same, stored in `kept`; then GELU
+    bias_gelu,   ///< the same, stored in `kept` if there is one; then GELU
     gelu_slope,  ///< times GELU's derivative at `kept`
 };
 
@@ -136,7 +136,10 @@ inline void products::make(plan& p, const shape& s, cublasLtHandle_t handle, std
     switch (s.after) {
     case after_product::nothing: break;
     case after_product::bias: p.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS); break;
-    case after_product::bias_gelu: p.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_GELU_AUX_BIAS); break;
+    case after_product::bias_gelu:
+        p.set(CUBLASLT_MATMUL_DESC_EPILOGUE,
+              s.kept_stride != 0 ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_BIAS);
+        break;
     case after_product::gelu_slope: p.set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DGELU); break;
     }
     if (s.after == after_product::bias || s.after == after_product::bias_gelu) {

@@ -26,4 +26,9 @@ void expect_devices(const options& o);
 [[nodiscard]] result run(tutti::comm::mpi& world, const options& o, const corpus& text, tutti::deadline origin);
 #endif
 
+/// The same with pipelines of forward passes alone, on GPU `device`. Compiled apart, in forward_tuning.cu.
+template <class World>
+[[nodiscard]] result tune_on_gpu(World& world, int device, const options& o, const corpus& text,
+                                 tutti::deadline origin);
+
 }  // namespace transformer::gpu

@@ -1,6 +1,7 @@
-// Pipeline `mezo`: fine-tuning by forward passes alone. No gradient, no optimizer state, no activations kept for them.
-// Needs zeroth.
-// Source: Malladi et al., arXiv 2305.17333; several ranks: DistZO2, arXiv 2507.03211.
+// Pipelines `mezo`, `zo2` and `distzo2`: fine-tuning by forward passes alone. No gradient, no optimizer state, no
+// activations kept for them. Needs zeroth.
+// Source: Malladi et al., arXiv 2305.17333; weights on the host: ZO2, arXiv 2503.12668; several ranks: DistZO2, arXiv
+// 2507.03211.
 #pragma once
 
 #include <cstddef>      // shards
@@ -29,6 +30,18 @@ struct mezo {
         const auto micro_batches = static_cast<std::size_t>(o.batch / o.micro_batch) / shards;
         return {.sides = o.sides(), .data = o.ranks / o.sides(), .shards = shards, .micro_batches = micro_batches};
     }
+};
+
+struct zo2 : mezo {
+    static constexpr std::string_view name = "zo2";
+    static constexpr std::string_view summary =
+        "the same on one rank, weights on the host; --slots blocks at a time come to the device (ZO2)";
+    static constexpr bool single_rank = true;
+};
+struct distzo2 : mezo {
+    static constexpr std::string_view name = "distzo2";
+    static constexpr std::string_view summary =
+        "the same on several, which share passes as --zo-parallel says, and with --sliced the transfers (DistZO2)";
 };
 
 template <class P>

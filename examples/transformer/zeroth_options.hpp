@@ -1,0 +1,67 @@
+// Where weights are while they are tuned by forward passes: the options of pipelines zo2 and distzo2, and their checks.
+// Needs CLI11.
+#pragma once
+
+#include <string>       // messages
+#include <string_view>  // names
+
+#include <CLI/CLI.hpp>   // command line
+#include <fmt/format.h>  // messages
+
+#include "bad_input.hpp"
+
+namespace transformer {
+
+struct zeroth_options {
+    static constexpr int usual_slots = 3;  // one block arrives, one is in use, one leaves
+    int slot_count = 0;                    // 0: as usual
+    int blocks_resident = 0;
+    bool sliced = false;
+
+    [[nodiscard]] static bool of_forward_passes(std::string_view pipeline) {
+        return pipeline == "mezo" || offloads(pipeline);
+    }
+    /// Are weights on the host?
+    [[nodiscard]] static bool offloads(std::string_view pipeline) { return pipeline == "zo2" || pipeline == "distzo2"; }
+};
+
+inline void declare(CLI::App& app, zeroth_options& o) {
+    app.add_option("--slots", o.slot_count,
+                   "zo2, distzo2: blocks (layers) that are on the device at a time, arriving, in use or leaving; no "
+                   "more than there are; default 3")
+        ->check(CLI::Range(1, 1000));
+    app.add_option("--blocks-resident", o.blocks_resident,
+                   "likewise: the first so many blocks stay on the device instead, as the tables do")
+        ->check(CLI::Range(0, 1000))
+        ->capture_default_str();
+    app.add_flag("--sliced", o.sliced,
+                 "distzo2: each rank keeps, uploads and stores one part of a block, and ranks gather the others from "
+                 "each other");
+}
+
+/// Fills what was not said. Errors: bad_input for what the pipeline cannot do.
+inline void complete(zeroth_options& o, const std::string& pipeline, int layers, int ranks) {
+    const auto refuse = [](const std::string& why) { throw bad_input(why); };
+    if (!o.offloads(pipeline)) {
+        for (const auto& [option, given] :
+             {std::pair("--slots", o.slot_count != 0), std::pair("--blocks-resident", o.blocks_resident != 0),
+              std::pair("--sliced", o.sliced)}) {
+            if (given) {
+                refuse(fmt::format("{}: pipeline '{}' has its weights on the device; zo2 and distzo2 have not", option,
+                                   pipeline));
+            }
+        }
+    }
+    if (o.sliced && pipeline == "zo2") {
+        refuse("--sliced: pipeline 'zo2' is for 1 rank, which has whole blocks; distzo2 has several");
+    }
+    if (o.sliced && ranks == 1) {
+        refuse("--sliced: 1 rank has whole blocks; --ranks or --gpus says how many there are");
+    }
+    if (o.blocks_resident > layers) {
+        refuse(fmt::format("--blocks-resident: {} blocks of a model of {}", o.blocks_resident, layers));
+    }
+    if (o.slot_count == 0) { o.slot_count = zeroth_options::usual_slots; }
+}
+
+}  // namespace transformer
