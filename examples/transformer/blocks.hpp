@@ -57,7 +57,7 @@ public:
 ///
 /// Math         where and in what precision the steps run. It names each step in the form that a device fuses:
 ///   take             the tokens of the following steps, of sequences of one length, or with the position of each
-///   embed, layer_norm, linear, attention   and their backward
+///   embed, layer_norm, linear, attention   and their backward; linear's bias may be null, and embed's positions
 ///   linear_onto      out = residual + in * weight + bias: the sum is stored once, rounded once
 ///   linear_gelu      before = in * weight + bias; out = GELU(before)
 ///   linear_backward_input_gelu   d_before = (d_out * weight^T) times GELU's slope at before; restores `out` where
@@ -94,7 +94,7 @@ protected:
         statistics* statistics1;
         statistics* statistics2;
         real* log_sum_exp;
-        matrix<T> d_out, d_expanded, d_middle, d_qkv;
+        matrix<T> d_out{}, d_expanded{}, d_middle{}, d_qkv{};
     };
     // What is kept of a micro-batch in some consecutive layers.
     struct kept_activations {

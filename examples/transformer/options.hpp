@@ -480,8 +480,9 @@ inline void complete_parts(options& o, int processes) {
     require(o.pipeline != "tp" || o.pp <= 1, "--pp: pipeline 'tp' has all layers on every rank; 3d divides them too");
     require(o.pipeline != "pp" || o.tp <= 1, "--tp: pipeline 'pp' has whole layers; 3d divides them too");
     int& rest = o.pipeline == "tp" ? o.tp : o.pipeline == "pp" ? o.pp : o.dp;
-    if (o.ranks == 0 && processes > 0) { o.ranks = processes; }
-    if (o.ranks == 0 && rest == 0) { o.ranks = 4; }
+    const bool on_gpu = o.device == "cuda";
+    if (o.ranks == 0) { o.ranks = on_gpu && o.gpus != 0 ? o.gpus : processes; }
+    if (o.ranks == 0 && rest == 0) { o.ranks = on_gpu ? 1 : 4; }
     const auto or_one = [](int n) { return n == 0 ? 1L : static_cast<long>(n); };
     if (rest == 0) {
         const long others = or_one(o.tp) * or_one(o.pp) * or_one(o.dp);
@@ -492,6 +493,7 @@ inline void complete_parts(options& o, int processes) {
     if (o.ranks == 0) { o.ranks = static_cast<int>(std::min(product, 1L << 20)); }
     require(o.ranks == product, fmt::format("--ranks: {} ranks, but --tp {} x --pp {} x --dp {} are {}", o.ranks, o.tp,
                                             o.pp, o.dp, product));
+    if (on_gpu && o.gpus == 0) { o.gpus = o.ranks; }
     require(o.model.heads % o.tp == 0,
             fmt::format("--tp: {} heads cannot be divided among {} ranks", o.model.heads, o.tp));
     constexpr std::string_view schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"};
@@ -609,7 +611,9 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
         require(!o.of_forward_passes() || parts % (o.ranks / o.sides()) == 0,
                 fmt::format("--shards: {} cannot be divided among {} ranks or pairs", parts, o.ranks / o.sides()));
         require(o.batch % parts == 0, fmt::format("--batch: {} sequences cannot be divided among {} {}", o.batch, parts,
-                                                  o.shards == 0 ? "ranks" : "shards"));
+                                                  o.of_parts()      ? "replicas"
+                                                      : o.shards == 0 ? "ranks"
+                                                                      : "shards"));
         const int part = o.batch / parts;
         if (o.micro_batch == 0) { o.micro_batch = on_gpu ? part : cached_micro_batch(part, o.model.context); }
         require(part % o.micro_batch == 0,
@@ -619,7 +623,6 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
                 fmt::format("--micro-batch: {} sequences of {} tokens are more than {} tokens at a time", o.micro_batch,
                             o.model.context, most_tokens));
     }
-    require(!o.of_parts() || !on_gpu, fmt::format("--device: pipeline '{}' runs on the CPU", o.pipeline));
     require(o.model.width % o.model.heads == 0,
             fmt::format("--width: {} cannot be divided among {} heads", o.model.width, o.model.heads));
     require(!o.resume || !o.checkpoint.empty(), "--resume: needs --checkpoint");

@@ -1,18 +1,11 @@
 // The GPU's training run, compiled by nvcc once for each kind of `world`. The pipelines are in strategies.cu.
 #include "run.hpp"
 
-#include <string>  // names
-
 #include <fmt/format.h>  // messages
 
-#if TRANSFORMER_WITH_NCCL
-#include <tutti/comm/nccl.hpp>  // any number of GPUs
-#else
-#include <tutti/comm/self.hpp>  // one GPU
-#endif
-
+#include "../parallel_run.hpp"
 #include "../train.hpp"
-#include "math.cuh"
+#include "device_of_rank.cuh"
 
 namespace transformer::gpu {
 
@@ -27,39 +20,9 @@ namespace {
     return present;
 }
 
-/// Multiprocessors for collectives that run beside the products. Between H200s over sockets that makes up for a third of
-/// what the two cost each other, and on one alone the products are no slower.
-constexpr int reserve_for_collectives = 4;
-
-/// One rank's GPU.
-template <class T> class device_of_rank {
-    tutti::cuda_queue queue_;
-    int reserve_;
-    cudaDeviceProp properties_{};
-
-public:
-    using math = cuda_math<T>;
-    static constexpr bool is_accelerator = true;
-
-    device_of_rank(int device, int ranks) : queue_(device), reserve_(ranks > 1 ? reserve_for_collectives : 0) {
-        tutti::detail::check_cuda(cudaGetDeviceProperties(&properties_, device), "cudaGetDeviceProperties");
-        tutti::detail::check_cuda(cudaSetDevice(device), "cudaSetDevice");
-    }
-    [[nodiscard]] std::string name() const { return properties_.name; }
-    [[nodiscard]] double peak_flops() const { return datasheet_flops(properties_.name); }
-    [[nodiscard]] math make_math(const tutti::cuda_queue& q) const { return math(q, reserve_); }
-    // NCCL's communicator of one rank copies, and nothing in place, as `self` does: no second one is compiled.
-    template <class World> [[nodiscard]] auto communicator([[maybe_unused]] World& world, const options&) const {
-#if TRANSFORMER_WITH_NCCL
-        return tutti::comm::nccl::over(world, queue_, {.name = "training"});
-#else
-        return tutti::comm::self<tutti::cuda_queue>(queue_, {.name = "training"});
-#endif
-    }
-};
-
 template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
     const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
+    if (o.of_parts()) { return train_in_parts_on_gpu(world, device, o, text, origin); }
     if (o.precision == "bf16") {
         device_of_rank<tutti::bfloat16> own(device, world.size());
         return train(world, own, o, text, origin);
