@@ -428,14 +428,12 @@ template <class Device, class World>
         const auto of_model = rank.sent();
         return std::array{of_model[0], of_model[1], among_replicas->total().bytes, of_model[2]};
     };
-    auto sent_in_steps = sent();
-    sent_in_steps.fill(0);
+    auto not_in_steps = sent();  // until now, and by evaluation
     std::vector<double> losses, step_seconds;
     const std::function<double(tutti::view<T, M>)> norm = [&](tutti::view<T, M> owned) { return rank.norm(owned); };
 
     for (int step = 0; step < last_step; ++step) {
         const auto begin = clock::now();
-        const auto before = sent();
         for (std::size_t m = 0; m < micro_batches.size(); ++m) {
             const auto first = static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(o.batch) +
                 static_cast<std::uint64_t>(rank.coordinate(dimension::data) * part) +
@@ -460,8 +458,6 @@ template <class Device, class World>
         world.all_reduce(tutti::view<const double>(loss, 1), tutti::view<double>(loss, 1), tutti::sum{});
         loss[0] *= of_loss / o.dp;
         step_seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
-        const auto after = sent();
-        for (std::size_t d = 0; d < after.size(); ++d) { sent_in_steps[d] += after[d] - before[d]; }
         if (stepped.skipped) {  // on all ranks at once
             throw std::runtime_error(
                 fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
@@ -471,13 +467,18 @@ template <class Device, class World>
         if ((step + 1) % o.eval_every == 0 && step + 1 < last_step) {
             const scoped_span evaluation(&trace, track, "evaluate", queue);
             strategy.flush();
+            const auto before = sent();
             const auto common = strategy.consensus();
             r.validation.emplace_back(step + 1, rank.evaluate(strategy, text.validation()));
+            const auto after = sent();
+            for (std::size_t d = 0; d < after.size(); ++d) { not_in_steps[d] += after[d] - before[d]; }
             shown.note(
                 fmt::format("step {}: validation {:.4f} nats per {}", step + 1, r.validation.back().second, o.unit()));
         }
     }
     strategy.flush();
+    auto sent_in_steps = sent();
+    for (std::size_t d = 0; d < sent_in_steps.size(); ++d) { sent_in_steps[d] -= not_in_steps[d]; }
     r.overlap = strategy.overlap(trace, world.rank());
     double exposed = 0;
     const auto steps_traced = trace.steps(world.rank());

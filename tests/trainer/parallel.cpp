@@ -127,11 +127,11 @@ TEST_CASE("bytes along each dimension are those of the formulas") {
         CHECK(sent[2] == 0);
     }
     CHECK(bytes(with_steps(run_of("tp", {2}, "1f1b", 0, 3)))[0] == tensor(2, 6, 3));  // forward is computed again
-    // An activation and a gradient across each border; both ends add up the table's gradients.
+    // An activation and a gradient across each border between ranks; both ends add up the table's gradients.
     const std::uint64_t table = 256 * w * e;
     CHECK(bytes(with_steps(run_of("pp", {1, 2})))[1] == m * activation + table);
     CHECK(bytes(with_steps(run_of("pp", {1, 4})))[1] == std::max(2 * m * activation, m * activation + table));
-    CHECK(bytes(with_steps(run_of("pp", {1, 2}, "interleaved")))[1] == 2 * m * activation + table);
+    CHECK(bytes(with_steps(run_of("pp", {1, 2}, "interleaved")))[1] == 3 * m * activation + table);
     CHECK(bytes(with_steps(run_of("pp", {1, 2}, "zb-v")))[1] == 2 * m * activation);  // one rank has both ends
     // Two replicas send what they have once, whether it is added up or cut.
     const std::uint64_t layer = 12 * w * w + 13 * w, last_stage = 256 * w + layers / 2 * layer + 2 * w;
