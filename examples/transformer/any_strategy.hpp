@@ -2,11 +2,13 @@
 // Needs strategy/strategy. Calls go through a table: a few hundred a step, beside milliseconds of computing.
 #pragma once
 
-#include <cstddef>  // size_t
-#include <memory>   // the strategy, scopes
-#include <span>     // state
-#include <utility>  // move
-#include <vector>   // levels
+#include <cstddef>     // size_t
+#include <functional>  // norms
+#include <memory>      // the strategy, scopes
+#include <span>        // state
+#include <stdexcept>   // logic_error
+#include <utility>     // move
+#include <vector>      // levels
 
 #include <tutti/core/elementwise.hpp>   // copy
 #include <tutti/core/queue.hpp>         // queue
@@ -26,7 +28,9 @@ namespace transformer {
 /// Semantics  the calls are the strategy's own. `levels`: of compression, by parameter, 0 for one that is sent as it
 ///            is; none where gradients are not compressed. `overlap`: what communication cost by rounds, or steps where
 ///            there are none, as `trace` has it, which the strategy was made with. `collect`, after finish: the
-///            trainer's values are those of the model, also where ranks share them. Collective.
+///            trainer's values are those of the model, also where ranks share them. Collective. step(h, norm): of a
+///            part of a model, whose norm of gradients is what `norm` says of this part's, averaged, in the order of
+///            owned(); strategies of make_strategy_of_parts can.
 /// Cost       an indirect call each.
 template <class T, tutti::queue Q> class any_strategy {
 public:
@@ -38,6 +42,7 @@ private:
     using M = memory_type;
     using list = tutti::strategy::parameters<T, M>;
     using master = tutti::master_t<T>;
+    using gradient_norm = std::function<double(tutti::view<T, M>)>;
 
     struct calls {
         virtual ~calls() = default;
@@ -48,6 +53,7 @@ private:
         virtual tutti::view<T, M> gradient(std::size_t i) = 0;
         virtual void gradient_ready(std::size_t i) = 0;
         virtual tutti::strategy::step_result step(tutti::strategy::hyper h) = 0;
+        virtual tutti::strategy::step_result step(tutti::strategy::hyper h, const gradient_norm& norm) = 0;
         virtual void flush() = 0;
         virtual void finish() = 0;
         virtual void restored() = 0;
@@ -74,6 +80,13 @@ private:
         tutti::view<T, M> gradient(std::size_t i) override { return own.gradient(i); }
         void gradient_ready(std::size_t i) override { own.gradient_ready(i); }
         tutti::strategy::step_result step(tutti::strategy::hyper h) override { return own.step(h); }
+        tutti::strategy::step_result step(tutti::strategy::hyper h, const gradient_norm& norm) override {
+            if constexpr (requires { own.step(h, norm); }) {
+                return own.step(h, norm);
+            } else {
+                throw std::logic_error("a strategy that is not told the norm of its gradients");
+            }
+        }
         void flush() override { own.flush(); }
         void finish() override { own.finish(); }
         void restored() override { own.restored(); }
@@ -134,6 +147,9 @@ public:
     [[nodiscard]] tutti::view<T, M> gradient(std::size_t i) { return own_->gradient(i); }
     void gradient_ready(std::size_t i) { own_->gradient_ready(i); }
     tutti::strategy::step_result step(tutti::strategy::hyper h) { return own_->step(h); }
+    tutti::strategy::step_result step(tutti::strategy::hyper h, const gradient_norm& norm) {
+        return own_->step(h, norm);
+    }
     void flush() { own_->flush(); }
     void finish() { own_->finish(); }
     void restored() { own_->restored(); }
@@ -153,5 +169,11 @@ public:
 template <class T, class Comm>
 [[nodiscard]] any_strategy<T, tutti::queue_of<Comm>> make_strategy(Comm comm, const options& o,
                                                                    tutti::schedule::timeline* trace);
+
+/// The strategy among the replicas of a part of the model, by --zero; `rank` is what the trace calls this one. Compiled
+/// with the others.
+template <class T, class Comm>
+[[nodiscard]] any_strategy<T, tutti::queue_of<Comm>> make_strategy_of_parts(Comm comm, const options& o,
+                                                                            tutti::schedule::timeline* trace, int rank);
 
 }  // namespace transformer

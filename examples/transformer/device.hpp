@@ -1,6 +1,6 @@
 // What a training run must know of the device it runs on, and how busy a model keeps it.
 // Needs parameters.hpp. A device type has: math, the steps of a model; make_math(queue); communicator(world, options),
-// what the replicas train over; name() and peak_flops() for reports; is_accelerator. host_device.hpp and cuda/run.cu have one.
+// what the replicas train over; along(world, options, mesh, dimensions), the part of it along some dimensions; name() and peak_flops() for reports; is_accelerator. host_device.hpp and cuda/run.cu have one.
 #pragma once
 
 #include <array>        // table

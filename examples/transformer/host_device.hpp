@@ -2,12 +2,13 @@
 // Needs host_math.hpp, options.hpp and train.hpp.
 #pragma once
 
-#include <string_view>  // name
-#include <utility>      // move
+#include <initializer_list>  // dimensions
+#include <string_view>       // name
 
 #include <tutti/comm/shaped.hpp>    // stated networks
 #include <tutti/comm/topology.hpp>  // machines
 #include <tutti/core/queue.hpp>     // host_queue
+#include <tutti/parallel/mesh.hpp>  // dimensions
 
 #include "host_math.hpp"
 #include "options.hpp"
@@ -31,6 +32,13 @@ template <class T> struct host_device {
                 tutti::comm::topology::uniform(nodes, o.ranks / nodes, {}, stated_link(o.network)));
         }
         return tutti::comm::shaped<Comm>(world.duplicate("training"), network);
+    }
+    /// That part of it which lies along dimensions of a mesh.
+    template <class Comm>
+    [[nodiscard]] tutti::comm::shaped<Comm> along(Comm& world, const options& o, const tutti::parallel::mesh& m,
+                                                  std::initializer_list<tutti::parallel::dimension> dimensions) const {
+        auto whole = communicator(world, o);
+        return tutti::parallel::split_along(whole, m, dimensions);
     }
 };
 

@@ -10,6 +10,7 @@
 #include <vector>     // scratch, positions
 
 #include <tutti/core/queue.hpp>  // host_queue
+#include <tutti/core/view.hpp>   // targets
 
 #include "attention.hpp"
 #include "layers.hpp"
@@ -21,6 +22,7 @@ namespace transformer {
 template <class T> class host_math {
     tokens in_, targets_;
     std::vector<std::int64_t> positions_;
+    std::vector<std::int32_t> words_;
     double losses_ = 0;
     std::vector<T> scratch_;
 
@@ -53,6 +55,14 @@ public:
         targets_ = targets;
         positions_.assign(positions.begin(), positions.end());
     }
+    /// -1 for rows that have none. Valid until the next call of this.
+    [[nodiscard]] tutti::view<const std::int32_t> targets() {
+        words_.resize(targets_.size());
+        for (std::size_t t = 0; t < words_.size(); ++t) {
+            words_[t] = targets_[t] == no_target ? -1 : std::int32_t{targets_[t]};
+        }
+        return tutti::view<const std::int32_t>(words_);
+    }
     void embed(matrix<const T> token_rows, matrix<const T> position_rows, matrix<T> out) {
         embedding_forward<T>(in_, positions_, token_rows, position_rows, out);
     }
@@ -70,6 +80,7 @@ public:
     }
 
     void linear(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<T> out) {
+        if (bias == nullptr) { return multiply<T>(in, weight, out); }
         linear_forward<T>(in, weight, bias, out);
     }
     void linear_onto(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<const T> residual,
@@ -88,6 +99,7 @@ public:
         multiply<T>(d_out, transposed(weight), d_before);
         gelu_backward<T>(before.data, out.data, d_before.data, d_before.size());
     }
+    void add_up(matrix<T>) const {}  // no other rank has a part
     void linear_backward_weight(matrix<const T> d_out, matrix<const T> in, matrix<T> d_weight, T* d_bias) {
         transformer::linear_backward_weight<T>(d_out, in, d_weight, d_bias);
     }

@@ -16,13 +16,22 @@ namespace transformer {
 
 // ---- embedding: out[t] = token_rows[token[t]] + position_rows[position[t]] --------------------------------------
 
+// A token that is no_target is one whose row another rank has: zero here. No position_rows: others add them.
+
 template <class T>
 void embedding_forward(tokens in, std::span<const std::int64_t> positions, matrix<const T> token_rows,
                        matrix<const T> position_rows, matrix<T> out) {
     for (int t = 0; t < out.rows; ++t) {
-        const T* const token = token_rows.row(in[static_cast<std::size_t>(t)]);
-        const T* const position = position_rows.row(static_cast<int>(positions[static_cast<std::size_t>(t)]));
+        const auto i = static_cast<std::size_t>(t);
         T* const y = out.row(t);
+        if (in[i] == no_target || position_rows.data == nullptr) {
+            std::fill(y, y + out.columns, T{0});
+            if (in[i] != no_target) { std::copy_n(token_rows.row(in[i]), out.columns, y); }
+            if (position_rows.data != nullptr) { std::copy_n(position_rows.row(static_cast<int>(positions[i])), out.columns, y); }
+            continue;
+        }
+        const T* const token = token_rows.row(in[i]);
+        const T* const position = position_rows.row(static_cast<int>(positions[i]));
         for (int c = 0; c < out.columns; ++c) { y[c] = token[c] + position[c]; }
     }
 }
@@ -31,13 +40,13 @@ template <class T>
 void embedding_backward(tokens in, std::span<const std::int64_t> positions, matrix<const T> d_out,
                         matrix<T> d_token_rows, matrix<T> d_position_rows) {
     for (int t = 0; t < d_out.rows; ++t) {
-        T* const token = d_token_rows.row(in[static_cast<std::size_t>(t)]);
-        T* const position = d_position_rows.row(static_cast<int>(positions[static_cast<std::size_t>(t)]));
+        const auto i = static_cast<std::size_t>(t);
         const T* const dy = d_out.row(t);
-        for (int c = 0; c < d_out.columns; ++c) {
-            token[c] += dy[c];
-            position[c] += dy[c];
-        }
+        T* const position = d_position_rows.row(static_cast<int>(positions[i]));
+        for (int c = 0; c < d_out.columns; ++c) { position[c] += dy[c]; }
+        if (in[i] == no_target) { continue; }
+        T* const token = d_token_rows.row(in[i]);
+        for (int c = 0; c < d_out.columns; ++c) { token[c] += dy[c]; }
     }
 }
 

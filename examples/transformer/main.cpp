@@ -22,6 +22,7 @@
 #include "comparison.hpp"
 #include "data.hpp"
 #include "options.hpp"
+#include "parallel_run.hpp"
 #include "pipelines.hpp"
 #include "report.hpp"
 #include "run_on_cpu.hpp"
@@ -131,6 +132,7 @@ void check(options& o, int processes) {
                                     o.pipeline, pipelines_known::names()));
     }
     complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
+    if (o.of_parts()) { static_cast<void>(schedule_of(o)); }  // refuses
     if (o.device == "cuda") {
 #if TRANSFORMER_WITH_CUDA
         gpu::expect_devices(o);

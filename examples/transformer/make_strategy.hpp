@@ -13,4 +13,10 @@ any_strategy<T, tutti::queue_of<Comm>> make_strategy(Comm comm, const options& o
     return pipelines_known::make<T>(std::move(comm), o, trace);
 }
 
+template <class T, class Comm>
+any_strategy<T, tutti::queue_of<Comm>> make_strategy_of_parts(Comm comm, const options& o,
+                                                              tutti::schedule::timeline* trace, int rank) {
+    return pipelines::of_parts::among_replicas<T>(std::move(comm), o, trace, rank);
+}
+
 }  // namespace transformer

@@ -77,6 +77,11 @@ struct options {
     int directions = 1;                // likewise: of a step
     int shards = 0;  // likewise: parts of the batch that losses are averaged over; 0: one a rank or pair
     zeroth_options zeroth;
+    int tp = 0;  // tp, pp and 3d: ranks along each dimension; 0: what is left of --ranks
+    int pp = 0;
+    int dp = 0;
+    int zero = 0;                            // likewise: the stage among replicas
+    std::string pipeline_schedule = "1f1b";  // likewise
     int eval_every = 500;
     std::string report = "run/report.json";
     std::string trace;           // empty: beside the report
@@ -124,6 +129,8 @@ struct options {
     }
     /// Does it make forward passes alone?
     [[nodiscard]] bool of_forward_passes() const { return zeroth_options::of_forward_passes(pipeline); }
+    /// Do ranks have parts of the model?
+    [[nodiscard]] bool of_parts() const { return pipeline == "tp" || pipeline == "pp" || pipeline == "3d"; }
     /// Ranks that share the forward passes of a part of the batch: pairs.
     [[nodiscard]] int sides() const { return of_forward_passes() && zo_parallel != "data" ? 2 : 1; }
     [[nodiscard]] int shards_of_batch() const { return shards == 0 ? ranks / sides() : shards; }
@@ -338,14 +345,31 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    "have the same bits on any number of ranks; default: one a rank, or pair")
         ->check(within(1, 1'000'000));
     declare(app, o.zeroth);
+    app.add_option("--tp", o.tp,
+                   "tp, 3d: ranks that share every layer: heads, the wider layers and the vocabulary are divided")
+        ->check(within(1, 1024));
+    app.add_option("--pp", o.pp, "pp, 3d: ranks that have some of the layers each")->check(within(1, 1024));
+    app.add_option("--dp", o.dp,
+                   "tp, pp, 3d: replicas, which have parts of the batch; --ranks is --tp times --pp times --dp; those "
+                   "not given are 1, but what is left for tp's --tp, pp's --pp, 3d's --dp")
+        ->check(within(1, 1024));
+    app.add_option("--zero", o.zero, "tp, pp, 3d: 1 lets replicas share the optimizer's state, as zero1 does")
+        ->check(within(0, 1))
+        ->capture_default_str();
+    app.add_option("--pipeline-schedule", o.pipeline_schedule,
+                   "pp, 3d: gpipe, 1f1b, interleaved (two stages a rank), zb-h1, zb-v (two stages a rank) or dualpipe "
+                   "(two copies of the model)")
+        ->capture_default_str();
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
     app.add_option("--precision", o.precision, "float or double; with --device cuda bf16 or float; default the first");
-    app.add_option("--recompute", o.recompute,
-                   "what backward computes again instead of keeping it: 0 nothing, 1 GELU, 2 also layer normalization; "
-                   "default 1, with --device cuda 0")
-        ->check(within(0, 2));
+    app.add_option(
+           "--recompute", o.recompute,
+           "what backward computes again instead of keeping it: 0 nothing, 1 GELU, 2 also layer normalization, 3 "
+           "(tp, pp, 3d) all but what enters a stage; default 1, with --device cuda and schedules that defer "
+           "weights' gradients (zb-h1, zb-v, dualpipe) 0")
+        ->check(within(0, 3));
     app.add_option("--eval-every", o.eval_every, "steps between validations")
         ->check(within(1, 100'000'000))
         ->capture_default_str();
@@ -456,6 +480,55 @@ inline void choose_model(const CLI::App& app, options& o) {
     return (path.parent_path() / name).string();
 }
 
+namespace detail {
+
+/// Ranks along the dimensions, and their product. Errors: bad_input.
+inline void complete_parts(options& o, int processes) {
+    const std::pair<const char*, bool> given[] = {{"--tp", o.tp != 0},
+                                                  {"--pp", o.pp != 0},
+                                                  {"--dp", o.dp != 0},
+                                                  {"--zero", o.zero != 0},
+                                                  {"--recompute 3", o.recompute == 3}};
+    for (const auto& [option, is_given] : given) {
+        require(!is_given || o.of_parts() || !o.compare.empty(),
+                fmt::format("{}: pipeline '{}' has the whole model on every rank; tp, pp and 3d do not", option,
+                            o.pipeline));
+    }
+    if (!o.of_parts()) { return; }
+    require(o.pipeline != "tp" || o.pp <= 1, "--pp: pipeline 'tp' has all layers on every rank; 3d divides them too");
+    require(o.pipeline != "pp" || o.tp <= 1, "--tp: pipeline 'pp' has whole layers; 3d divides them too");
+    int& rest = o.pipeline == "tp" ? o.tp : o.pipeline == "pp" ? o.pp : o.dp;
+    const bool on_gpu = o.device == "cuda";
+    if (o.ranks == 0) { o.ranks = on_gpu && o.gpus != 0 ? o.gpus : processes; }
+    if (o.ranks == 0 && rest == 0) { o.ranks = on_gpu ? 1 : 4; }
+    const auto or_one = [](int n) { return n == 0 ? 1L : static_cast<long>(n); };
+    if (rest == 0) {
+        const long others = or_one(o.tp) * or_one(o.pp) * or_one(o.dp);
+        rest = static_cast<int>(std::max(1L, o.ranks / others));
+    }
+    for (int* const n : {&o.tp, &o.pp, &o.dp}) { *n = static_cast<int>(or_one(*n)); }
+    const long product = static_cast<long>(o.tp) * o.pp * o.dp;
+    if (o.ranks == 0) { o.ranks = static_cast<int>(std::min(product, 1L << 20)); }
+    require(o.ranks == product, fmt::format("--ranks: {} ranks, but --tp {} x --pp {} x --dp {} are {}", o.ranks, o.tp,
+                                            o.pp, o.dp, product));
+    if (on_gpu && o.gpus == 0) { o.gpus = o.ranks; }
+    require(o.model.heads % o.tp == 0,
+            fmt::format("--tp: {} heads cannot be divided among {} ranks", o.model.heads, o.tp));
+    constexpr std::string_view schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"};
+    require(std::find(std::begin(schedules), std::end(schedules), o.pipeline_schedule) != std::end(schedules),
+            fmt::format("--pipeline-schedule: '{}' is not one of gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe",
+                        o.pipeline_schedule));
+    const bool defers = o.pipeline_schedule.starts_with("zb-") || o.pipeline_schedule == "dualpipe";
+    require(!defers || o.recompute < 0 || o.recompute == 0 || o.recompute == 3,
+            fmt::format("--recompute: '{}' computes weights' gradients later, from what forward kept: 0 or 3",
+                        o.pipeline_schedule));
+    if (defers && o.recompute < 0) { o.recompute = 0; }
+    require(o.checkpoint.empty(),
+            fmt::format("--checkpoint: pipeline '{}' has none; --save writes weights", o.pipeline));
+}
+
+}  // namespace detail
+
 /// Fills what depends on other options and checks what spans options. `processes` is mpirun's, 0 without.
 /// Errors  bad_input.
 inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
@@ -490,6 +563,7 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
             fmt::format("{}: pipeline '{}' trains on sequences of one length; packed, even-ring and zeppelin do not",
                         option, o.pipeline));
     }
+    detail::complete_parts(o, processes);
     require(o.device == "cpu" || o.device == "cuda", fmt::format("--device: '{}' is not one of cpu, cuda", o.device));
     const bool on_gpu = o.device == "cuda";
     require(on_gpu || o.gpus == 0, "--gpus: needs --device cuda");
@@ -556,11 +630,13 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
         require(o.tokens_per_step() <= most_tokens,
                 fmt::format("--batch: {} tokens a step are more than {}", o.tokens_per_step(), most_tokens));
     } else {
-        const int parts = o.of_forward_passes() ? o.shards_of_batch() : o.ranks;
+        const int parts = o.of_forward_passes() ? o.shards_of_batch() : o.of_parts() ? o.dp : o.ranks;
         require(!o.of_forward_passes() || parts % (o.ranks / o.sides()) == 0,
                 fmt::format("--shards: {} cannot be divided among {} ranks or pairs", parts, o.ranks / o.sides()));
         require(o.batch % parts == 0, fmt::format("--batch: {} sequences cannot be divided among {} {}", o.batch, parts,
-                                                  o.shards == 0 ? "ranks" : "shards"));
+                                                  o.of_parts()    ? "replicas"
+                                                  : o.shards == 0 ? "ranks"
+                                                                  : "shards"));
         const int part = o.batch / parts;
         if (o.micro_batch == 0) { o.micro_batch = on_gpu ? part : cached_micro_batch(part, o.model.context); }
         require(part % o.micro_batch == 0,

@@ -5,7 +5,7 @@
 
 #include <string>       // help text
 #include <string_view>  // names
-#include <type_traits>  // type_identity
+#include <type_traits>  // type_identity, is_base_of
 #include <utility>      // move
 
 #include <fmt/format.h>  // help text
@@ -17,6 +17,7 @@
 #include "pipelines/local.hpp"
 #include "pipelines/local_update.hpp"
 #include "pipelines/mezo.hpp"
+#include "pipelines/parallel.hpp"
 #include "pipelines/zero.hpp"
 
 namespace transformer {
@@ -49,7 +50,9 @@ template <class... Each> struct pipeline_list {
                                                                      tutti::schedule::timeline* trace) {
         any_strategy<T, tutti::queue_of<Comm>> made;
         with(o.pipeline, [&]<class P>(std::type_identity<P>) {
-            if constexpr (!pipelines::of_forward_passes<P>) { made = P::template make<T>(std::move(comm), o, trace); }
+            if constexpr (!pipelines::of_forward_passes<P> && !std::is_base_of_v<pipelines::of_parts, P>) {
+                made = P::template make<T>(std::move(comm), o, trace);
+            }
         });
         return made;
     }
@@ -60,6 +63,6 @@ using pipelines_known =
                   pipelines::ddp_lgreco, pipelines::zero1, pipelines::zero2, pipelines::zero3, pipelines::local_sgd,
                   pipelines::slowmo, pipelines::co2, pipelines::co2_zero, pipelines::diloco, pipelines::eager_diloco,
                   pipelines::cocod, pipelines::packed, pipelines::even_ring, pipelines::zeppelin, pipelines::mezo,
-                  pipelines::zo2, pipelines::distzo2>;
+                  pipelines::zo2, pipelines::distzo2, pipelines::tp, pipelines::pp, pipelines::three_dimensional>;
 
 }  // namespace transformer

@@ -3,6 +3,7 @@
 // over ranks.
 #pragma once
 
+#include <array>         // bytes by dimension
 #include <cmath>         // isfinite
 #include <cstdint>       // counts
 #include <filesystem>    // folders
@@ -36,6 +37,14 @@ struct sequence_result {
     std::string picture{};       // SVG of where the first step's documents are, if asked for
 };
 
+/// What came of ranks that have parts of the model.
+struct parallel_result {
+    int stages = 1;                        // of the pipeline
+    int micro_batches = 1;                 // of a replica in a step
+    double bubble_fraction = 0;            // of the ranks' time, by the schedule: forward takes half of backward
+    std::array<std::uint64_t, 4> bytes{};  // per rank and step, the most: tensor, pipeline, data, norms
+};
+
 /// The same on every rank, except for the trace, which is complete on rank 0.
 struct result {
     std::string device = "cpu";
@@ -57,6 +66,7 @@ struct result {
     std::vector<double> step_seconds;          // of every step, likewise
     std::optional<sequence_result> sequence;   // of documents
     std::optional<zeroth_result> zeroth;       // of forward passes alone
+    std::optional<parallel_result> parallel;   // of parts of the model
     std::uint64_t peak_bytes = 0;              // maximum over ranks
     std::vector<std::uint16_t> sample;         // tokens that the trained model wrote
     std::string trace;                         // Chrome trace of all ranks, the last 1000 steps
@@ -120,6 +130,20 @@ struct result {
     }
     nlohmann::ordered_json zeroth;  // null where there are gradients
     if (r.zeroth) { zeroth = report_of(*r.zeroth); }
+    nlohmann::ordered_json parallel;  // null where every rank has the whole model
+    if (r.parallel) {
+        const auto& bytes = r.parallel->bytes;
+        parallel = {{"tp", o.tp},
+                    {"pp", o.pp},
+                    {"dp", o.dp},
+                    {"zero", o.zero},
+                    {"schedule", o.pipeline_schedule},
+                    {"stages", r.parallel->stages},
+                    {"micro_batches", r.parallel->micro_batches},
+                    {"bubble_fraction", r.parallel->bubble_fraction},
+                    {"bytes_per_rank_per_step",
+                     {{"tensor", bytes[0]}, {"pipeline", bytes[1]}, {"data", bytes[2]}, {"norm", bytes[3]}}}};
+    }
     return {
         {"pipeline", o.pipeline},
         {"backend", o.backend},
@@ -139,6 +163,7 @@ struct result {
         {"levels", std::move(levels)},
         {"sequence", std::move(sequence)},
         {"zeroth", std::move(zeroth)},
+        {"parallel", std::move(parallel)},
         {"parameter_hash", fmt::format("{:016x}", r.parameter_hash)},
         {"loss",
          {{"unit", fmt::format("nats per {}", o.unit())},

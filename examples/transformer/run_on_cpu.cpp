@@ -5,6 +5,7 @@
 #endif
 
 #include "host_device.hpp"
+#include "parallel_run.hpp"
 #include "run_on_cpu.hpp"
 
 namespace transformer {
@@ -12,6 +13,7 @@ namespace transformer {
 template <class T, class Comm>
 result run_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
     if (o.of_forward_passes()) { return tune_on_cpu<T>(world, o, text, origin); }
+    if (o.of_parts()) { return train_in_parts_on_cpu<T>(world, o, text, origin); }
     host_device<T> cpu;
     return train(world, cpu, o, text, origin);
 }

@@ -186,7 +186,8 @@ public:
             m.normalizer.resize(rows);
             numbers losses(rows);
             head_.forward(rows, x, held_.at("table").value, {}, m.logits);
-            entropy_.forward(m.logits, targets(step, b), losses, m.normalizer);
+            const words right = targets(step, b);
+            entropy_.forward(m.logits, right, losses, m.normalizer);
             // With recomputation only the second time counts.
             for (const double l : losses) { loss += c.keep ? l * scale : 0; }
         } else {
@@ -200,7 +201,8 @@ public:
         numbers d(d_out.begin(), d_out.end());
         if (c.stage + 1 == plan_.stages()) {
             d.resize(m.last.size());
-            entropy_.backward(m.logits, targets(step, b), m.normalizer, scale, m.logits);
+            const words right = targets(step, b);
+            entropy_.backward(m.logits, right, m.normalizer, scale, m.logits);
             head_.backward(rows, m.last, held_.at("table").value, m.logits, d, gradient(m, "table"), {});
         }
         const int first = first_block(plan_, c.stage);

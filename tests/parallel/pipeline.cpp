@@ -1,8 +1,10 @@
 // pipeline: the same bits under every schedule, exact counters, errors that end all ranks.
 #include <doctest/doctest.h>  // checks
 
+#include <algorithm>  // max
 #include <atomic>     // ranks that ended
 #include <chrono>     // deadlines
+#include <cstdint>    // times
 #include <memory>     // ledger
 #include <stdexcept>  // a stage's error
 #include <string>     // texts
@@ -286,4 +288,72 @@ TEST_CASE("what cannot run is refused on all ranks before anything moves") {
     CHECK_THROWS_AS(made(2, different, {.elements = {5}}), mismatch_error);
     const auto one_broken = [&](int rank) { return rank == 0 ? good(0) : broken(1); };
     CHECK_THROWS_AS(made(2, one_broken, {.elements = {5}}), error);
+}
+
+// Passes that take time on a clock which messages carry: one starts when its rank is done with the one before, and what
+// it takes has been made. So waiting is measured on a run, by no clock of this machine.
+struct clocked_stages {
+    const pipeline_schedule& schedule;
+    pass_times times{};
+    double now = 0, started = -1, busy = 0;
+
+    void forward(const stage_call&, view<const double> in, view<double> out) { pass_of(times.forward, in, out); }
+    void backward_input(const stage_call& c, view<const double>, view<const double> d_out, view<double> d_in) {
+        pass_of(times.of(both_at_once(c) ? pass::backward : pass::backward_input), d_out, d_in);
+    }
+    void backward_weight(const stage_call& c, view<const double>, view<const double>) {
+        if (!both_at_once(c)) { pass_of(times.backward_weight, {}, {}); }
+    }
+
+private:
+    // Then the gradient leaves behind the whole of it.
+    [[nodiscard]] bool both_at_once(const stage_call& c) const {
+        const auto& list = schedule.actions[static_cast<std::size_t>(schedule.rank_of(c.stage, c.micro_batch))];
+        return std::any_of(list.begin(), list.end(), [&](const action& a) {
+            return a.what == pass::backward && a.stage == c.stage && a.micro_batch == c.micro_batch;
+        });
+    }
+    void pass_of(std::int64_t takes, view<const double> in, view<double> out) {
+        now = std::max(now, in.empty() ? 0.0 : in[0]);
+        if (started < 0) { started = now; }
+        now += static_cast<double>(takes);
+        busy += static_cast<double>(takes);
+        if (!out.empty()) { out[0] = now; }
+    }
+};
+
+TEST_CASE("ranks of a run wait for one another as long as the formulas say") {
+    struct golden {
+        pipeline_schedule schedule;
+        pass_times times;
+        double makespan, waits;  // of all ranks; the longest of a rank between its first and its last pass
+    };
+    // What is waited for: (p - 1)(F + B) of 3; over v with v chunks; (p - 1)(F + Bi - W); nothing.
+    const pass_times uneven{10, 12, 8};
+    const golden all[] = {{gpipe(4, 8), {}, 33, 9},
+                          {one_forward_one_backward(4, 8), {}, 33, 9},
+                          {one_forward_one_backward(4, 16), {}, 57, 9},
+                          {interleaved(4, 8, 2), {}, 57, 9},
+                          {zero_bubble(4, 12), {}, 0, 3},
+                          {zero_bubble(4, 12, uneven), uneven, 0, 42},
+                          {zero_bubble_v(4, 12), {}, 0, 0}};
+    for (const golden& g : all) {
+        CAPTURE(g.schedule.name);
+        std::vector<clocked_stages> ranks(static_cast<std::size_t>(g.schedule.ranks), clocked_stages{g.schedule, g.times});
+        threads::launch(g.schedule.ranks, [&](threads& c) {
+            clocked_stages& mine = ranks[static_cast<std::size_t>(c.rank())];
+            pipeline_options o;
+            o.elements = {1};
+            o.times = g.times;
+            pipeline<threads, double> pipe(std::move(c), g.schedule, o);
+            static_cast<void>(pipe.run(mine));
+        });
+        double makespan = 0, waits = 0;
+        for (const clocked_stages& r : ranks) {
+            makespan = std::max(makespan, r.now);
+            waits = std::max(waits, r.now - r.started - r.busy);
+        }
+        CHECK(waits == g.waits);
+        if (g.makespan > 0) { CHECK(makespan == g.makespan); }
+    }
 }

@@ -400,7 +400,8 @@ TEST_CASE("what does not fit is refused with the numbers, before anything moved"
                              const vocabulary_share share(g, 5);
                              vocabulary_cross_entropy<counted, double> e(g, share);
                              numbers logits(share.count), loss(1), z(1);
-                             e.forward(logits, words{-2}, loss, z);
+                             const words none{-2};
+                             e.forward(logits, none, loss, z);
                          }),
                          "vocabulary: word -2 of 5", usage_error);
 }

@@ -1,6 +1,8 @@
 // Tests of scaled losses behind a strategy: what scaling must not change, and gradients that overflow.
 #include <atomic>       // ranks that agree
+#include <cmath>        // sqrt
 #include <cstdint>      // samples
+#include <cstring>      // memcpy
 #include <limits>       // NaN
 #include <string>       // texts
 #include <type_traits>  // stages
@@ -150,6 +152,58 @@ TEST_CASE("one scale a step, positive and finite") {
         for (std::size_t i = 0; i < t.parameters.size(); ++i) { s.gradient_ready(i); }
         expect(refusal({1, 2, 0, 4}) == "begin: micro-batch 1 of 2 has loss scale 4, those before it 8",
                "two scales were taken");
+    });
+}
+
+// Two ranks have a part of a model each, twice: only the norm of both parts, over `all`, says whether a step is sound.
+template <class S> void expect_parts_to_skip_together(threads& world, S s, threads& all) {
+    toy<float> t;
+    s.attach(t.parameters);
+    loss_scale scale({.initial = 1024, .interval = 100});
+    const auto saved = [&] {
+        s.flush();
+        std::vector<std::byte> bytes;
+        for (const auto& e : s.state()) { bytes.insert(bytes.end(), e.data.begin(), e.data.end()); }
+        return bytes;
+    };
+    double own = 0;
+    const auto norm = [&](view<float> gradient) {
+        double squares[1] = {};
+        for (const float g : gradient) { squares[0] += static_cast<double>(g) * static_cast<double>(g); }
+        own = squares[0];
+        all.all_reduce(view<const double>(squares, 1), view<double>(squares, 1), sum{});
+        return std::sqrt(squares[0]);
+    };
+    for (int step = 0; step < 4; ++step) {
+        const auto before = saved();
+        s.begin({0, 1, 0, scale.value()});
+        const bool overflows = step == 2 && world.rank() == 3;
+        test::backward(s, static_cast<std::uint64_t>(world.rank() + 4 * step), 1,
+                       overflows ? std::numeric_limits<double>::infinity() : scale.value());
+        const auto result = s.step({0.01, 1.0}, norm);
+        scale.stepped(result.skipped);
+        expect(result.skipped == (step == 2), "step {} of rank {}: skipped {}", step, world.rank(), result.skipped);
+        expect((saved() == before) == result.skipped, "step {} of rank {}: changed", step, world.rank());
+        expect(scale.value() == (step < 2 ? 1024 : 512), "step {}: scale {}", step, scale.value());
+        if (!result.skipped) {
+            expect(result.norm * scale.value() > std::sqrt(own), "step {}: the norm of a part alone", step);
+            std::uint64_t bits = 0;
+            std::memcpy(&bits, &result.norm, sizeof bits);
+            world.agree(bits, "norm");
+        }
+    }
+    expect(s.skipped_steps() == 1 && scale.skipped() == 1, "{} and {} steps skipped", s.skipped_steps(),
+           scale.skipped());
+}
+
+TEST_CASE("ranks that have parts of a model: what overflows on one of them is skipped by all") {
+    threads::launch(4, [](threads& w) {
+        threads replicas = *w.split(std::vector{0, 1, 0, 1}, "replicas");
+        threads model = *w.split(std::vector{0, 0, 1, 1}, "model");
+        expect_parts_to_skip_together(
+            w, strategy::data_parallel<threads, optimize::adamw, float>(replicas.duplicate("training")), model);
+        expect_parts_to_skip_together(
+            w, strategy::zero<1, threads, optimize::adamw, float>(replicas.duplicate("training")), w);
     });
 }
 

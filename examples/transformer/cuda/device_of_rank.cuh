@@ -2,13 +2,15 @@
 // Needs math.cuh and nvcc.
 #pragma once
 
-#include <string>  // names
+#include <initializer_list>  // dimensions
+#include <string>            // names
 
 #if TRANSFORMER_WITH_NCCL
 #include <tutti/comm/nccl.hpp>  // any number of GPUs
 #else
 #include <tutti/comm/self.hpp>  // one GPU
 #endif
+#include <tutti/parallel/mesh.hpp>  // dimensions
 
 #include "../device.hpp"
 #include "../options.hpp"
@@ -44,6 +46,13 @@ public:
 #else
         return tutti::comm::self<tutti::cuda_queue>(queue_, {.name = "training"});
 #endif
+    }
+    /// Ranks along dimensions of a mesh; all are in the order of one stream.
+    template <class World>
+    [[nodiscard]] auto along(World& world, const options& o, const tutti::parallel::mesh& m,
+                             std::initializer_list<tutti::parallel::dimension> dimensions) const {
+        World part = tutti::parallel::split_along(world, m, dimensions);
+        return communicator(part, o);
     }
 };
 

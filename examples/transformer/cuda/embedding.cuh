@@ -21,17 +21,21 @@ __global__ void __launch_bounds__(1024)
     for (int first = static_cast<int>(threadIdx.x) * group; first < out.columns;
          first += static_cast<int>(blockDim.x) * group) {
         const int count = out.columns - first;
-        eight x = load(token_rows.row(tokens[r]) + first, count, whole);
-        const eight p = load(position_rows.row(positions != nullptr ? positions[r] : r % length) + first, count, whole);
+        eight x{};
+        if (tokens[r] >= 0) { x = load(token_rows.row(tokens[r]) + first, count, whole); }
+        if (position_rows.data != nullptr) {
+            const eight p =
+                load(position_rows.row(positions != nullptr ? positions[r] : r % length) + first, count, whole);
 #pragma unroll
-        for (int i = 0; i < group; ++i) { x[i] += p[i]; }
+            for (int i = 0; i < group; ++i) { x[i] += p[i]; }
+        }
         store(out.row(r) + first, x, count, whole);
     }
 }
 
 /// Numbers of a batch's rows, tokens or positions, on the device; and the rows by number: `order` has those of the first
 /// number, then those of the second, each in their order in the batch, and `starts` where each of the `distinct` numbers
-/// that occur begins in it, then the number of rows.
+/// that occur begins in it, then the number of rows. Rows without a number, which is negative, are in neither.
 struct numbered_rows {
     const std::int32_t* numbers = nullptr;
     const std::int32_t* order = nullptr;
@@ -96,7 +100,8 @@ __global__ void __launch_bounds__(1024)
     store(target, total, count, whole);
 }
 
-/// out[t] = token_rows[tokens[t]] + position_rows[positions[t]]; without positions those of sequences of one length.
+/// out[t] = token_rows[tokens[t]] + position_rows[positions[t]]; without positions those of sequences of one length. A
+/// negative token is one whose row another rank has: zero here. No position_rows: others add them.
 /// Cost: one write, one read of the rows in use.
 template <class T>
 void embedding(const tutti::cuda_queue& q, const std::int32_t* tokens, const std::int32_t* positions, int length,
@@ -112,6 +117,7 @@ void embedding(const tutti::cuda_queue& q, const std::int32_t* tokens, const std
 /// Determinism  a function of the batch. Cost: a read of d_out, a read and a write of the rows in use.
 template <class T>
 void add_by_number(const tutti::cuda_queue& q, const numbered_rows& by, matrix<const T> d_out, matrix<T> d_table) {
+    if (by.distinct == 0) { return; }  // every row has none
     const unsigned threads = threads_for(d_out.columns);
     const unsigned parts = threads <= 128 ? 4 : 1;  // of a number's rows: a common token has thousands
     const std::size_t scratch = std::size_t{parts - 1} * group * threads * sizeof(float);

@@ -69,6 +69,7 @@ public:
         s.copied = q.record();
     }
     [[nodiscard]] const std::int32_t* targets() const { return memory_.data(); }
+    [[nodiscard]] std::size_t rows() const { return rows_; }
     [[nodiscard]] const numbered_rows& by_token() const { return tokens_; }
     /// Without numbers for sequences of one length.
     [[nodiscard]] const numbered_rows& by_position() const { return positions_; }
@@ -81,12 +82,15 @@ private:
         std::int32_t* const order = own + rows_;
         std::int32_t* const starts = order + rows_;
         std::int32_t largest = 0;
+        constexpr bool of_tokens = std::is_same_v<std::remove_cvref_t<decltype(numbers[0])>, tokens::value_type>;
         for (std::size_t r = 0; r < rows_; ++r) {
-            own[r] = static_cast<std::int32_t>(numbers[r]);
+            own[r] = of_tokens && numbers[r] == no_target ? -1 : static_cast<std::int32_t>(numbers[r]);
             largest = std::max(largest, own[r]);
         }
         count_.assign(static_cast<std::size_t>(largest) + 1, 0);
-        for (std::size_t r = 0; r < rows_; ++r) { ++count_[static_cast<std::size_t>(own[r])]; }
+        for (std::size_t r = 0; r < rows_; ++r) {
+            if (own[r] >= 0) { ++count_[static_cast<std::size_t>(own[r])]; }
+        }
         std::int32_t next = 0;
         int distinct = 0;
         for (std::int32_t& n : count_) {
@@ -97,6 +101,7 @@ private:
         }
         std::fill(starts + distinct, starts + rows_ + 1, next);
         for (std::size_t r = 0; r < rows_; ++r) {
+            if (own[r] < 0) { continue; }
             order[count_[static_cast<std::size_t>(own[r])]++] = static_cast<std::int32_t>(r);
         }
         const std::int32_t* const there = memory_.data() + first;
@@ -162,6 +167,10 @@ template <class T> class cuda_math {
         queue_.copy(table_.data(), table.data, table.size() * sizeof(T), cudaMemcpyDeviceToDevice);
         return {table_.data(), rows, table.columns};
     }
+    // As it is where its rows need no padding, or have it already.
+    [[nodiscard]] matrix<const T> padded_table(matrix<const T> table, int rows) {
+        return table.rows == rows && in_groups(table) ? table : padded_copy(table, rows);
+    }
     void add_losses_of(matrix<T> logits, int first, bool gradient, float scale, double* total) {
         if (logits.rows == 0) { return; }
         cross_entropy<T>(queue_, logits, batch_.targets() + first, gradient, scale,
@@ -207,6 +216,10 @@ public:
         batch_.upload(queue_, in, targets, positions);
         length_ = 0;
     }
+    /// -1 for rows that have none.
+    [[nodiscard]] tutti::view<const std::int32_t, tutti::device_memory> targets() const {
+        return {batch_.targets(), batch_.rows()};
+    }
     void embed(matrix<const T> token_rows, matrix<const T> position_rows, matrix<T> out) {
         if (out.rows == 0) { return; }
         embedding<T>(queue_, batch_.by_token().numbers, batch_.by_position().numbers, length_, token_rows,
@@ -234,7 +247,9 @@ public:
 
     void linear(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<T> out) {
         if (in.rows == 0) { return; }
-        if (fuses(in, weight, bias, out)) {
+        if (bias == nullptr) {
+            products_.multiply<T>(in, weight, out, {});
+        } else if (fuses(in, weight, bias, out)) {
             products_.multiply<T>(in, weight, out, {.after = after_product::bias, .bias = bias});
         } else {
             start_rows<T>(queue_, bias, {}, out);
@@ -279,6 +294,7 @@ public:
             times_gelu_slope<T>(queue_, before.data, d_before.data, d_before.size());
         }
     }
+    void add_up(matrix<T>) const {}  // no other rank has a part
     void linear_backward_weight(matrix<const T> d_out, matrix<const T> in, matrix<T> d_weight, T* d_bias) {
         if (d_out.rows == 0) { return; }
         products_.multiply<T>(across(in), d_out, d_weight, {.addend = d_weight});
@@ -308,11 +324,7 @@ public:
 
     void classify(matrix<const T> in, matrix<const T> table, matrix<T> logits) {
         if (in.rows == 0) { return; }
-        if (table.rows % group == 0 && in_groups(table)) {  // aligned as it is
-            products_.multiply<T>(in, across(table), logits);
-        } else {
-            products_.multiply<T>(in, across(padded_copy(table, logits.stride)), padded(logits));
-        }
+        products_.multiply<T>(in, across(padded_table(table, logits.stride)), padded(logits));
     }
     [[nodiscard]] double loss(matrix<T> logits) {
         tutti::fill(queue_, alone_.view(), 0.0);
@@ -335,10 +347,14 @@ public:
     }
     void classify_backward_input(matrix<const T> d_logits, matrix<const T> table, matrix<T> d_in) {
         if (d_logits.rows == 0) { return; }
-        products_.multiply<T>(padded(d_logits), padded_copy(table, d_logits.stride), d_in);
+        products_.multiply<T>(padded(d_logits), padded_table(table, d_logits.stride), d_in);
     }
     void classify_backward_table(matrix<const T> d_logits, matrix<const T> in, matrix<T> d_table) {
         if (d_logits.rows == 0) { return; }
+        if (d_table.rows == d_logits.stride) {
+            products_.multiply<T>(across(padded(d_logits)), in, d_table, {.addend = d_table});
+            return;
+        }
         const matrix<T> sum = padded_copy(matrix<const T>(d_table), d_logits.stride);
         products_.multiply<T>(across(padded(d_logits)), in, sum, {.addend = sum});
         queue_.copy(d_table.data, sum.data, d_table.size() * sizeof(T), cudaMemcpyDeviceToDevice);

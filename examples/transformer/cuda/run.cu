@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>  // messages
 
+#include "../parallel_run.hpp"
 #include "../train.hpp"
 #include "device_of_rank.cuh"
 
@@ -22,6 +23,7 @@ namespace {
 template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
     const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
     if (o.of_forward_passes()) { return tune_on_gpu(world, device, o, text, origin); }
+    if (o.of_parts()) { return train_in_parts_on_gpu(world, device, o, text, origin); }
     if (o.precision == "bf16") {
         device_of_rank<tutti::bfloat16> own(device, world.size());
         return train(world, own, o, text, origin);

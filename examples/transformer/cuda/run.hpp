@@ -31,4 +31,9 @@ template <class World>
 [[nodiscard]] result tune_on_gpu(World& world, int device, const options& o, const corpus& text,
                                  tutti::deadline origin);
 
+/// The same of pipelines whose ranks have parts of the model, on GPU `device`. Compiled apart, in parallel.cu.
+template <class World>
+[[nodiscard]] result train_in_parts_on_gpu(World& world, int device, const options& o, const corpus& text,
+                                           tutti::deadline origin);
+
 }  // namespace transformer::gpu

@@ -24,6 +24,9 @@ using gpus = tutti::comm::counted<tutti::comm::self<tutti::cuda_queue>>;
 #endif
 template <class T> using on_device = any_strategy<T, tutti::cuda_queue>;
 template on_device<float> make_strategy<float>(gpus, const options&, tutti::schedule::timeline*);
+template on_device<float> make_strategy_of_parts<float>(gpus, const options&, tutti::schedule::timeline*, int);
 template on_device<tutti::bfloat16> make_strategy<tutti::bfloat16>(gpus, const options&, tutti::schedule::timeline*);
+template on_device<tutti::bfloat16> make_strategy_of_parts<tutti::bfloat16>(gpus, const options&,
+                                                                            tutti::schedule::timeline*, int);
 
 }  // namespace transformer

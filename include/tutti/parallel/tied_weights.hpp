@@ -22,16 +22,19 @@ namespace tutti::parallel {
 ///            there, and the ranks' are added up here. Each rank's update is then the same, if their values were.
 ///   held         whether this rank has any of the stages; the others call nothing.
 ///   counts       whether it is the one of them that counts the weights in sums over the model.
-///   add_up       the sum of all holders' gradients, on each of them; nothing to do where one rank has all.
+///   add_up       the sum of all holders' gradients, on each of them, in the order of the pipeline's queue; nothing to do
+///                where one rank has all.
 ///   expect_same  throws mismatch_error unless the values are the same bits: to be called once, before the first step.
 /// Cost       one split; add_up one all_reduce.
 /// Errors     usage_error when a stage does not exist, or a rank that holds none calls.
 template <communicator C> class tied_weights {
+    using Q = queue_of<C>;
     using M = memory_of<C>;
+    Q queue_;
     std::optional<C> holders_;
 
 public:
-    tied_weights(C& pipeline, const pipeline_schedule& s, const std::vector<int>& stages) {
+    tied_weights(C& pipeline, const pipeline_schedule& s, const std::vector<int>& stages) : queue_(pipeline.queue()) {
         if (pipeline.size() != s.ranks) {
             throw usage_error(
                 formatted("tied_weights: a schedule of {} ranks on a communicator of {}", s.ranks, pipeline.size()));
@@ -52,7 +55,13 @@ public:
     [[nodiscard]] bool counts() const noexcept { return held() && holders_->rank() == 0; }
     template <class T> void add_up(view<T, M> gradient) {
         C& c = holders("add_up");
-        if (c.size() > 1) { c.all_reduce(view<const T, M>(gradient), gradient, sum{}); }
+        if (c.size() == 1) { return; }
+        Q own = c.queue();
+        auto before = queue_.record();
+        own.wait(before);
+        c.all_reduce(view<const T, M>(gradient), gradient, sum{});
+        auto after = own.record();
+        queue_.wait(after);
     }
     template <class T> void expect_same(view<const T, M> values) requires(M::host_accessible) {
         holders("expect_same").agree(hash_bytes(as_bytes(values)), "tied weights");

@@ -25,6 +25,7 @@
 #include <tutti/schedule/bucket.hpp>                   // plan_buckets
 #include <tutti/schedule/lane.hpp>                     // lane
 #include <tutti/schedule/span.hpp>                     // moment_of
+#include <tutti/strategy/detail/changed_gradients.hpp>  // changed
 #include <tutti/strategy/detail/gradient_storage.hpp>  // gradient_storage
 #include <tutti/strategy/detail/micro_batches.hpp>     // micro_batch_order
 #include <tutti/strategy/detail/parameter_list.hpp>    // expect_valid, agree_on
@@ -170,7 +171,11 @@ public:
 
     /// The bits of update(h) and publish(), without reading the masters a second time.
     step_result step(hyper h) {
-        const step_result result = advance(h, published_, [](view<T, M>) {});
+        return step(h, [](view<T, M>) {});
+    }
+    /// The same of gradients that `change` was given first, as in update.
+    template <std::invocable<view<T, M>> Change> step_result step(hyper h, Change change) {
+        const step_result result = advance(h, published_, std::move(change));
         if (result.skipped) { publish(); }  // an outer strategy may have changed owned() before
         if (trace_ != nullptr) {
             trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, schedule::moment_of(queue_));
@@ -183,7 +188,8 @@ public:
     step_result update(hyper h) {
         return update(h, [](view<T, M>) {});
     }
-    /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned().
+    /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned(). If
+    /// it returns a number, that is the gradient's norm, of a model of which other ranks have the rest.
     template <std::invocable<view<T, M>> Change> step_result update(hyper h, Change change) {
         return advance(h, {}, std::move(change));
     }
@@ -275,12 +281,13 @@ private:
         detail::expect_valid(h);
         order_.step();
         for (const auto& t : in_flight_) { t.wait(queue_); }
-        change(gradients_.flat());
+        const std::optional<double> norm = detail::changed(change, gradients_.flat());
         step_result result;
         const double gradient_factor = 1 / order_.loss_scale();
-        result.norm = gradient_factor * optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0,
-                                                              plan_.elements, norm_scratch_.view(),
-                                                              [this](view<double, M> x) { sum_over_shards(x); });
+        result.norm = gradient_factor *
+            (norm ? *norm
+                  : optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0, plan_.elements,
+                                          norm_scratch_.view(), [this](view<double, M> x) { sum_over_shards(x); }));
         result.skipped = !std::isfinite(result.norm);
         if (result.skipped) {
             ++skipped_;

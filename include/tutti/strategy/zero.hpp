@@ -26,6 +26,7 @@
 #include <tutti/schedule/bucket.hpp>                    // plan_buckets
 #include <tutti/schedule/lane.hpp>                      // lane_options
 #include <tutti/schedule/span.hpp>                      // moment_of
+#include <tutti/strategy/detail/changed_gradients.hpp>  // changed
 #include <tutti/strategy/detail/live_values.hpp>        // stage 3
 #include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order
 #include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on
@@ -228,7 +229,11 @@ public:
     }
 
     step_result step(hyper h) {
-        const step_result result = update(h);
+        return step(h, [](view<T, M>) {});
+    }
+    /// The same of gradients that `change` was given first, as in update.
+    template <std::invocable<view<T, M>> Change> step_result step(hyper h, Change change) {
+        const step_result result = update(h, std::move(change));
         publish();
         if (options_.trace != nullptr && options_.trace_steps) {
             options_.trace->add(step_track_, "step", schedule::span_kind::step, step_begin_,
@@ -242,7 +247,8 @@ public:
     step_result update(hyper h) {
         return update(h, [](view<T, M>) {});
     }
-    /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned().
+    /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned(). If
+    /// it returns a number, that is the gradient's norm, of a model of which other ranks have the rest.
     template <std::invocable<view<T, M>> Change> step_result update(hyper h, Change change) {
         detail::expect_valid(h);
         order_.expect_attached("step");
@@ -252,11 +258,12 @@ public:
         values_->settle(queue_);
         gradients_->shard().wait_all(queue_);
         gradients_->reduced();
-        change(gradients_->shard().shard());
+        const std::optional<double> norm = detail::changed(change, gradients_->shard().shard());
         const view<const T, M> mine = gradients_->shard().shard();
         step_result result;
         const double gradient_factor = 1 / order_.loss_scale();
-        result.norm = gradient_factor * exchanged_->among(comm_, [&](C& group) { return (*norm_)(group, mine); });
+        result.norm =
+            gradient_factor * (norm ? *norm : exchanged_->among(comm_, [&](C& group) { return (*norm_)(group, mine); }));
         result.skipped = !std::isfinite(result.norm);
         if (result.skipped) {
             ++skipped_;

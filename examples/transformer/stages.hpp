@@ -1,0 +1,333 @@
+// stages: a rank's part of a model: its stages of a pipeline, of each layer what the rank has of it.
+// Needs blocks.hpp, cut.hpp and tutti/parallel/pipeline_schedule. Forward and backward of a micro-batch in a stage, as
+// tutti/parallel/pipeline asks for them.
+#pragma once
+
+#include <algorithm>   // find_if
+#include <cstddef>     // byte, size_t
+#include <cstdint>     // seed
+#include <functional>  // what is told of passes
+#include <list>        // memory that stays where it is
+#include <utility>     // move
+#include <vector>      // parameters
+
+#include <tutti/core/buffer.hpp>                 // storage
+#include <tutti/core/elementwise.hpp>            // copy, fill
+#include <tutti/core/state.hpp>                  // hash_bytes
+#include <tutti/parallel/pipeline.hpp>           // stage_call
+#include <tutti/parallel/pipeline_schedule.hpp>  // pipeline_schedule
+#include <tutti/strategy/strategy.hpp>           // parameters
+
+#include "blocks.hpp"
+#include "cut.hpp"
+#include "data.hpp"
+#include "model.hpp"
+
+namespace transformer {
+
+/// Do gradients of weights come later than those of inputs?
+[[nodiscard]] inline bool defers_weights(const tutti::parallel::pipeline_schedule& s) {
+    const auto is_weight = [](const auto& a) { return a.what == tutti::parallel::pass::backward_weight; };
+    return std::any_of(s.actions.begin(), s.actions.end(),
+                       [&](const auto& list) { return std::any_of(list.begin(), list.end(), is_weight); });
+}
+
+/// What one rank has of a model whose layers are divided over a pipeline, each over a tensor group.
+///
+/// Semantics    layers divide over the stages of the schedule. Both ends have the token table, stage 0 that of positions
+///              too. Attach parameters() to a strategy; per step begin(), then the pipeline runs with of(strategy).
+///              A gradient is announced behind the last micro-batch of its stage, but for those that other ranks add to:
+///              is_tied(i); these, and no others, are the caller's to announce. Micro-batches must live until the
+///              pipeline has run. Losses are those of the last stage, on each rank of the group that has it.
+///              The classifier comes with the backward pass, so that logits are there once; its weight's gradient does
+///              too, in every schedule.
+/// Determinism  initial weights are those of the whole model, whatever the rank has of it; gradients are added up in
+///              ascending order of micro-batches.
+/// Cost         activations of as many micro-batches as the schedule has in flight, from the first step on.
+template <class Math> class stages : blocks<Math> {
+    using base = blocks<Math>;
+    using typename base::M;
+    using typename base::Q;
+    using typename base::real;
+    using typename base::T;
+    using base::config_;
+    using base::d_stream_;
+    using base::logits_;
+    using base::math_;
+    using base::rows_;
+    using call = tutti::parallel::stage_call;
+    using schedule_type = tutti::parallel::pipeline_schedule;
+
+public:
+    using typename base::element;
+    using typename base::memory_type;
+    using typename base::queue_type;
+    static constexpr std::size_t nowhere = ~std::size_t{0};
+
+    /// A strategy whose parameters are this rank's, by the numbers that they have in the whole model.
+    template <class S> class placed {
+        stages& own_;
+        S& strategy_;
+
+    public:
+        placed(stages& own, S& strategy) : own_(own), strategy_(strategy) {}
+        [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) { return strategy_.before_use(own_.place_of(i)); }
+        void after_use(std::size_t i) { strategy_.after_use(own_.place_of(i)); }
+        [[nodiscard]] tutti::view<T, M> gradient(std::size_t i) { return strategy_.gradient(own_.place_of(i)); }
+        void gradient_ready(std::size_t i) {
+            if (--own_.expected_[own_.place_of(i)] == 0) { strategy_.gradient_ready(own_.place_of(i)); }
+        }
+    };
+    /// What a pipeline runs.
+    template <class S> class bound {
+        stages& own_;
+        placed<S> s_;
+
+    public:
+        bound(stages& own, S& strategy) : own_(own), s_(own, strategy) {}
+        void forward(const call& c, tutti::view<const T, M> in, tutti::view<T, M> out) {
+            own_.timed("forward", [&] { own_.forward(s_, c, in, out); });
+        }
+        void backward_input(const call& c, tutti::view<const T, M> in, tutti::view<const T, M> d_out,
+                            tutti::view<T, M> d_in) {
+            own_.timed("backward", [&] { own_.backward_input(s_, c, in, d_out, d_in); });
+        }
+        void backward_weight(const call& c, tutti::view<const T, M>, tutti::view<const T, M>) {
+            own_.timed("weights", [&] { own_.backward_weight(s_, c); });
+        }
+    };
+
+    /// `rank` is that along the pipeline; the schedule stays where it is. Sequences have at most c.context tokens.
+    stages(const configuration& c, int micro_batch, std::uint64_t seed, const schedule_type& s, int rank,
+           const tensor_part& part, recompute level, Math math)
+        : base(c, parameters_of(c, part), micro_batch * c.context,
+               level == recompute::stages ? recompute::nothing : level, defers_weights(s), std::move(math))
+        , schedule_(s)
+        , rank_(rank)
+        , part_(part)
+        , memories_(static_cast<std::size_t>(s.stages()))
+        , values_(this->memory_, 0)
+        , workspace_(this->memory_, 0) {
+        make_parameters(seed);
+        workspace_ = this->room_for([&](auto take) { this->lay_out_shared(take, holds(s.stages() - 1)); });
+    }
+    stages(const stages&) = delete;
+    stages& operator=(const stages&) = delete;
+
+    /// Those that this rank has any part of, in model order.
+    [[nodiscard]] tutti::strategy::parameters<T, M>& parameters() { return parameters_; }
+    /// Where parameter i of the whole model is in these; `nowhere` if it is not.
+    [[nodiscard]] std::size_t place_of(std::size_t i) const { return place_[i]; }
+    /// In the shape that this rank has of it, whether it has it or not.
+    [[nodiscard]] const declaration& declared(std::size_t i) const { return this->list_[i]; }
+    [[nodiscard]] const tensor_part& part() const { return part_; }
+    [[nodiscard]] const configuration& config() const { return config_; }
+    [[nodiscard]] const tutti::memory_account& account() const { return this->memory_.account(); }
+    [[nodiscard]] queue_type queue() const { return math_.queue(); }
+    [[nodiscard]] Math& math() { return math_; }
+    /// Has this rank that stage, on any route?
+    [[nodiscard]] bool holds(int stage) const {
+        return std::any_of(schedule_.routes.begin(), schedule_.routes.end(),
+                           [&](const auto& route) { return route[static_cast<std::size_t>(stage)] == rank_; });
+    }
+    /// The first stage that has parameter i of the whole model.
+    [[nodiscard]] int stage_of(std::size_t i) const {
+        if (i < at(0, in_layer{})) { return 0; }
+        if (i >= this->final_gain()) { return schedule_.stages() - 1; }
+        return static_cast<int>((i - at(0, in_layer{})) / per_layer) / layers_of_stage();
+    }
+    /// Parameter i of the whole model gets gradients on several ranks: both ends' table, or one of two copies.
+    [[nodiscard]] bool is_tied(std::size_t i) const { return i == token_table || schedule_.routes.size() > 1; }
+    [[nodiscard]] std::uint64_t hash() const {
+        const auto all = on_host<T>(math_.queue(), tutti::view<const T, M>(values_));
+        return tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(all)));
+    }
+
+    /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).
+    void begin(const std::vector<batch>& micro_batches, real scale) {
+        batches_ = &micro_batches;
+        scale_ = scale;
+        expected_.assign(parameters_.size(), 0);
+        for (std::size_t i = 0; i < place_.size(); ++i) {
+            if (place_[i] != nowhere && !is_tied(i)) { expected_[place_[i]] = passes_of(stage_of(i)); }
+        }
+    }
+    template <class S> [[nodiscard]] bound<S> of(S& strategy) { return {*this, strategy}; }
+    [[nodiscard]] double take_loss() { return holds(schedule_.stages() - 1) ? math_.take_loss() : 0; }
+    /// Is told the names of passes, and calls what it is given.
+    void time_passes_by(std::function<void(const char*, const std::function<void()>&)> timer) {
+        timer_ = std::move(timer);
+    }
+
+    /// Forward alone of sequences of `length`, through a stage that this rank has. The last one returns the losses'
+    /// sum; others nothing.
+    template <class S>
+    [[nodiscard]] double score(S& strategy, int stage, const batch& b, int length, tutti::view<const T, M> in,
+                               tutti::view<T, M> out) {
+        placed<S> s(*this, strategy);
+        memory_of_pass& m = memory_for(stage, nobody);
+        through(s, m, stage, b, length, in, out);
+        if (stage + 1 < schedule_.stages()) { return 0; }
+        if (stage > 0) { math_.take(b.in, b.targets, length); }
+        this->classify(s, m.kept.normalized.top(rows_), logits_.top(rows_));
+        return math_.loss(logits_.top(rows_));
+    }
+    /// Logits of the words that this rank has, for the token behind row `row` of what the last stage has just scored.
+    template <class S> [[nodiscard]] auto logits_behind(S& strategy, int row) {
+        placed<S> s(*this, strategy);
+        memory_of_pass& m = memory_for(schedule_.stages() - 1, nobody);
+        const matrix<T> logits = logits_.top(1);
+        this->classify(s, m.kept.normalized.block(row, 1, 0, config_.width), logits);
+        return on_host<T>(math_.queue(),
+                          tutti::view<const T, M>(logits.data, static_cast<std::size_t>(logits.columns)));
+    }
+
+private:
+    static constexpr int nobody = -1;
+    struct memory_of_pass {
+        int micro_batch = nobody;
+        typename base::kept_activations kept{};
+        tutti::buffer<std::byte, Q> room;
+        explicit memory_of_pass(const Q& q) : room(q, 0) {}
+    };
+
+    [[nodiscard]] int layers_of_stage() const { return config_.layers / schedule_.stages(); }
+    // Micro-batches that go through a stage on this rank.
+    [[nodiscard]] int passes_of(int stage) const {
+        int passes = 0;
+        for (int m = 0; m < schedule_.micro_batches; ++m) { passes += schedule_.rank_of(stage, m) == rank_ ? 1 : 0; }
+        return passes;
+    }
+    template <class Work> void timed(const char* name, Work work) {
+        if (timer_) {
+            timer_(name, work);
+        } else {
+            work();
+        }
+    }
+
+    void make_parameters(std::uint64_t seed) {
+        const std::vector<declaration> whole = parameters_of(config_);
+        std::size_t total = 0;
+        place_.assign(whole.size(), nowhere);
+        std::vector<std::size_t> held;
+        for (std::size_t i = 0; i < whole.size(); ++i) {
+            if (!holds(stage_of(i)) && !(i == token_table && holds(schedule_.stages() - 1))) { continue; }
+            place_[i] = held.size();
+            held.push_back(i);
+            total += this->list_[i].size();
+        }
+        values_ = tutti::buffer<T, Q>(this->memory_, total);
+        tutti::fill(math_.queue(), values_.view(), static_cast<T>(0.0f));  // padding
+        std::size_t offset = 0;
+        for (const std::size_t i : held) {
+            const declaration& own = this->list_[i];
+            const auto value = values_.view().sub(offset, own.size());
+            {
+                const tutti::buffer<T, Q> all(this->memory_, whole[i].size());
+                initialize<T>(math_.queue(), all.view(), whole[i], seed, static_cast<std::uint32_t>(i));
+                for_each_run(i, config_, part_, whole[i], own, [&](std::size_t from, std::size_t to, std::size_t n) {
+                    tutti::copy(math_.queue(), tutti::view<const T, M>(all.view().sub(from, n)), value.sub(to, n));
+                });
+            }
+            parameters_.push_back({.name = own.name,
+                                   .shape = own.shape,
+                                   .decay = own.shape.size() == 2,  // gains and biases do not decay
+                                   .value = value,
+                                   .gradient = {}});
+            offset += own.size();
+        }
+    }
+
+    // That of a micro-batch in a stage, or one that is free.
+    [[nodiscard]] memory_of_pass& memory_for(int stage, int micro_batch) {
+        auto& list = memories_[static_cast<std::size_t>(stage)];
+        const auto found =
+            std::find_if(list.begin(), list.end(), [&](const auto& m) { return m.micro_batch == micro_batch; });
+        if (found != list.end()) { return *found; }
+        memory_of_pass& made = list.emplace_back(this->memory_);
+        made.room = this->room_for([&](auto take) {
+            this->lay_out(take, made.kept, layers_of_stage(), stage == 0, stage + 1 == schedule_.stages());
+        });
+        return made;
+    }
+    [[nodiscard]] const batch& batch_of(const call& c) const {
+        return (*batches_)[static_cast<std::size_t>(c.micro_batch)];
+    }
+    [[nodiscard]] matrix<T> rows_of(tutti::view<T, M> v) const { return {v.data(), rows_, config_.width}; }
+
+    template <class S>
+    void through(S& s, memory_of_pass& m, int stage, const batch& b, int length, tutti::view<const T, M> in,
+                 tutti::view<T, M> out) {
+        this->enter(static_cast<int>(b.in.size()), length, nullptr);
+        auto& k = m.kept;
+        if (stage == 0) {
+            math_.take(b.in, b.targets, length);
+            this->embed(s, k.stream[0]);
+        } else {
+            k.layers[0].in = matrix<const T>(in.data(), rows_, config_.width);
+        }
+        const int first = stage * layers_of_stage();
+        for (std::size_t l = 0; l < k.layers.size(); ++l) {
+            const bool last = l + 1 == k.layers.size();
+            const matrix<T> to = !last ? k.stream[l + 1] : stage + 1 == schedule_.stages() ? k.last : rows_of(out);
+            this->layer_forward(s, k.layers[l], first + static_cast<int>(l), to);
+        }
+        if (stage + 1 == schedule_.stages()) { this->final_norm(s, k); }
+    }
+    template <class S> void forward(S& s, const call& c, tutti::view<const T, M> in, tutti::view<T, M> out) {
+        memory_of_pass& m = memory_for(c.stage, nobody);
+        if (c.keep) { m.micro_batch = c.micro_batch; }
+        through(s, m, c.stage, batch_of(c), config_.context, in, out);
+    }
+    template <class S>
+    void backward_input(S& s, const call& c, tutti::view<const T, M>, tutti::view<const T, M> d_out,
+                        tutti::view<T, M> d_in) {
+        const auto& k = memory_for(c.stage, c.micro_batch).kept;
+        const batch& b = batch_of(c);
+        this->enter(static_cast<int>(b.in.size()), config_.context, nullptr);
+        const bool ends = c.stage + 1 == schedule_.stages();
+        const tutti::view<T, M> d_stream(d_stream_.data, d_stream_.top(rows_).size());
+        if (ends || c.stage == 0) { math_.take(b.in, b.targets, config_.context); }
+        if (ends) {
+            this->classify(s, k.normalized.top(rows_), logits_.top(rows_));
+            math_.loss_and_gradient(logits_.top(rows_), scale_);
+            this->head_backward(s, k);
+        } else {
+            tutti::copy(math_.queue(), d_out, d_stream);
+        }
+        for (int l = layers_of_stage(); l-- > 0;) {
+            this->layer_backward(s, k.layers[static_cast<std::size_t>(l)], c.stage * layers_of_stage() + l);
+        }
+        if (c.stage == 0) {
+            this->embed_backward(s);
+        } else {
+            tutti::copy(math_.queue(), tutti::view<const T, M>(d_stream), d_in);
+        }
+    }
+    template <class S> void backward_weight(S& s, const call& c) {
+        memory_of_pass& m = memory_for(c.stage, c.micro_batch);
+        if (this->deferred_) {
+            for (int l = layers_of_stage(); l-- > 0;) {
+                this->layer_backward_weight(s, m.kept.layers[static_cast<std::size_t>(l)],
+                                            c.stage * layers_of_stage() + l);
+            }
+        }
+        m.micro_batch = nobody;
+    }
+
+    const schedule_type& schedule_;
+    int rank_;
+    tensor_part part_;
+    std::vector<std::size_t> place_;                // by number in the whole model
+    std::vector<std::list<memory_of_pass>> memories_;  // by stage
+    std::vector<int> expected_;                     // by place: announcements until the gradient is complete
+    const std::vector<batch>* batches_ = nullptr;
+    real scale_ = 1;
+    std::function<void(const char*, const std::function<void()>&)> timer_;
+    tutti::strategy::parameters<T, M> parameters_;
+    tutti::buffer<T, Q> values_;
+    tutti::buffer<std::byte, Q> workspace_;
+};
+
+}  // namespace transformer
