@@ -223,6 +223,24 @@ TEST_CASE("steps of rings are found from the times of rings that they are in") {
           sequence::step_cost{});
 }
 
+TEST_CASE("the built-in calibration of training is the fit of its samples") {
+    const auto c = sequence::h200_training();
+    const attention_cost cost = sequence::fitted(c.samples);
+    CHECK(near(cost.quadratic, c.cost.quadratic, 1e-3));
+    CHECK(near(cost.linear, c.cost.linear, 1e-3));
+    CHECK(near(cost.constant, c.cost.constant, 1e-3));
+    CHECK(sequence::worst_relative_error(c.cost, c.samples) <= 0.05);
+    const auto step = sequence::fitted_steps(c.cost, c.transfers(32, 128, 2, 4), c.rings);
+    CHECK(near(step.linear, c.step.linear, 5e-3));
+    CHECK(near(step.constant, c.step.constant, 5e-3));
+    // The rings that the steps were fitted to, by the model that has them.
+    for (const auto& s : c.rings) {
+        const auto ring = sequence::assembled(cluster{1, 2}, lengths_t{s.tokens}, {{0, zone::node, {0, 1}}});
+        CHECK(near(sequence::estimated(ring, c.cost, c.transfers(32, 128, 2, 4)).attention, s.seconds, 0.12));
+    }
+    CHECK(sequence::calibration_from(json_of(c)) == c);
+}
+
 TEST_CASE("a link between ranks is timed by messages that all of them send, and all have the same times") {
     using counted = comm::counted<comm::threads>;
     std::array<comm::link, 6> found;
