@@ -10,6 +10,7 @@
 
 #include <fmt/format.h>                  // messages
 #include <tutti/comm/topology.hpp>       // link
+#include <tutti/core/element.hpp>        // accumulator_t
 #include <tutti/core/reduce_op.hpp>      // max
 #include <tutti/sequence/cost.hpp>       // transfer_cost
 #include <tutti/sequence/estimate.hpp>   // planned seconds
@@ -95,11 +96,14 @@ private:
         using namespace tutti::sequence;
         const placement& p = attention_.placed();
         const auto layers = static_cast<double>(o_.model.layers);
-        const double bytes = kv_bytes_per_token(o_.model.heads, o_.model.width / o_.model.heads, sizeof(T));
+        const int width = o_.model.width / o_.model.heads;
+        const double bytes = kv_bytes_per_token(o_.model.heads, width, sizeof(T));
+        const double sums = kv_bytes_per_token(o_.model.heads, width, sizeof(tutti::accumulator_t<T>));
         const tutti::comm::link between = o_.network.empty() ? tutti::comm::link{} : stated_link(o_.network);
-        // Backward takes 2.5 times the flops, and gradients of keys and values travel with these.
-        sums_.planned_seconds += layers * (estimated(p, cost_, {bytes, {}, between}).attention +
-                                           estimated(p, cost_.scaled(2.5), {2 * bytes, {}, between}).attention);
+        // Backward takes 2.5 times the flops, and gradients of keys and values travel with these, and home at the end.
+        sums_.planned_seconds +=
+            layers * (estimated(p, cost_, {bytes, {}, between}).attention +
+                      estimated(p, cost_.scaled(2.5), {bytes + sums, {}, between, bytes}).attention);
         sums_.imbalance += imbalance_of(p);
         const engine_traffic t = attention_.traffic();
         sums_.intra_node_bytes += layers * static_cast<double>(t.inside);

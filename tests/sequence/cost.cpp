@@ -3,22 +3,17 @@
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>  // replace
-#include <array>      // links of ranks
 #include <cmath>      // fabs
 #include <random>     // noise
 #include <string>     // texts
 #include <vector>     // samples
 
-#include <tutti/comm/counted.hpp>               // messages
-#include <tutti/comm/threads.hpp>               // ranks
 #include <tutti/sequence/calibration.hpp>       // fitted, calibrated
 #include <tutti/sequence/calibration_json.hpp>  // json_of
 #include <tutti/sequence/cost.hpp>              // thresholds
 #include <tutti/sequence/estimate.hpp>          // estimated
-#include <tutti/sequence/measured_link.hpp>     // measured_link
 
 #include "sequence/judges.hpp"  // lengths_t
-#include "support/failure.hpp"  // expect
 
 using namespace tutti;
 using namespace tutti::test;
@@ -223,32 +218,22 @@ TEST_CASE("steps of rings are found from the times of rings that they are in") {
           sequence::step_cost{});
 }
 
-TEST_CASE("a link between ranks is timed by messages that all of them send, and all have the same times") {
-    using counted = comm::counted<comm::threads>;
-    std::array<comm::link, 6> found;
-    comm::threads::launch(6, [&](comm::threads& world) {
-        counted c(world.duplicate("counted"));
-        const auto ledger = c.traffic_ledger();
-        // Groups of three, two steps on: a message that does not count and four, three times and one.
-        const std::size_t sizes[] = {100, 1 << 20};
-        found[static_cast<std::size_t>(world.rank())] = sequence::measured_link(c, 2, 3, sizes);
-        const std::uint64_t exchanged = std::uint64_t{5} * 4 * (100 + (1 << 20));
-        const std::uint64_t agreed = ledger->total().bytes - exchanged;
-        expect(agreed < 1000, "{} bytes beside messages", agreed);
-        try {
-            (void)sequence::measured_link(c, 3, 3, sizes);
-            expect(false, "a message to itself is no link");
-        } catch (const usage_error& e) {
-            expect(std::string(e.what()) ==
-                       "measured_link: 4 messages of 100 bytes, 3 steps on in groups of 3 of 6 ranks",
-                   "{}", e.what());
-        }
-    });
-    for (const comm::link& l : found) {
-        CHECK(l == found[0]);
-        CHECK(l.latency_seconds >= 0);
-        CHECK(l.bytes_per_second > 0);
+TEST_CASE("the built-in calibration of training is the fit of its samples") {
+    const auto c = sequence::h200_training();
+    const attention_cost cost = sequence::fitted(c.samples);
+    CHECK(near(cost.quadratic, c.cost.quadratic, 1e-3));
+    CHECK(near(cost.linear, c.cost.linear, 1e-3));
+    CHECK(near(cost.constant, c.cost.constant, 1e-3));
+    CHECK(sequence::worst_relative_error(c.cost, c.samples) <= 0.05);
+    const auto step = sequence::fitted_steps(c.cost, c.transfers(32, 128, 2, 4), c.rings);
+    CHECK(near(step.linear, c.step.linear, 5e-3));
+    CHECK(near(step.constant, c.step.constant, 5e-3));
+    // The rings that the steps were fitted to, by the model that has them.
+    for (const auto& s : c.rings) {
+        const auto ring = sequence::assembled(cluster{1, 2}, lengths_t{s.tokens}, {{0, zone::node, {0, 1}}});
+        CHECK(near(sequence::estimated(ring, c.cost, c.transfers(32, 128, 2, 4)).attention, s.seconds, 0.12));
     }
+    CHECK(sequence::calibration_from(json_of(c)) == c);
 }
 
 TEST_CASE("a calibration comes back from its JSON, bit for bit") {

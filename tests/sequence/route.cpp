@@ -3,20 +3,24 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>  // max, min
+#include <array>      // links of ranks
 #include <chrono>     // late ranks
 #include <cmath>      // ceil
 #include <cstdint>    // hashes
 #include <map>        // staging
 #include <random>     // random flows
+#include <string>     // messages
 #include <thread>     // late ranks
 #include <vector>     // data
 
-#include <tutti/comm/cost.hpp>       // time_of
-#include <tutti/comm/counted.hpp>    // bytes on the wire
-#include <tutti/comm/threads.hpp>    // ranks
-#include <tutti/sequence/route.hpp>  // tested
+#include <tutti/comm/cost.hpp>               // time_of
+#include <tutti/comm/counted.hpp>            // bytes on the wire
+#include <tutti/comm/threads.hpp>            // ranks
+#include <tutti/sequence/measured_link.hpp>  // tested
+#include <tutti/sequence/route.hpp>          // tested
 
 #include "sequence/recorder.hpp"  // sizes beyond memory
+#include "support/failure.hpp"    // expect
 
 using namespace tutti;
 using namespace tutti::sequence;
@@ -525,4 +529,32 @@ TEST_CASE("what does not fit is refused before anything moves") {
             CHECK_THROWS_AS(both.exchange(own, messages), usage_error);
         },
         soon);
+}
+
+TEST_CASE("a link between ranks is timed by messages that all of them send, and all have the same times") {
+    using counted = comm::counted<comm::threads>;
+    std::array<comm::link, 6> found;
+    comm::threads::launch(6, [&](comm::threads& world) {
+        counted c(world.duplicate("counted"));
+        const auto ledger = c.traffic_ledger();
+        // Groups of three, two steps on: a message that does not count and four, three times and one.
+        const std::size_t sizes[] = {100, 1 << 20};
+        found[static_cast<std::size_t>(world.rank())] = sequence::measured_link(c, 2, 3, sizes);
+        const std::uint64_t exchanged = std::uint64_t{5} * 4 * (100 + (1 << 20));
+        const std::uint64_t agreed = ledger->total().bytes - exchanged;
+        tutti::test::expect(agreed < 1000, "{} bytes beside messages", agreed);
+        try {
+            (void)sequence::measured_link(c, 3, 3, sizes);
+            tutti::test::expect(false, "a message to itself is no link");
+        } catch (const usage_error& e) {
+            tutti::test::expect(std::string(e.what()) ==
+                                    "measured_link: 4 messages of 100 bytes, 3 steps on in groups of 3 of 6 ranks",
+                                "{}", e.what());
+        }
+    });
+    for (const comm::link& l : found) {
+        CHECK(l == found[0]);
+        CHECK(l.latency_seconds >= 0);
+        CHECK(l.bytes_per_second > 0);
+    }
 }

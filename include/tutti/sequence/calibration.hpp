@@ -236,6 +236,25 @@ struct calibration {
     }
 };
 
+/// Training's attention on H200s in one node, for those who have measured nothing: forward and backward in bfloat16, 32
+/// heads of 128, cuDNN's faster kernels, and rings of two over NVLink; a measurement of ours,
+/// bench/results/sequence_calibration_2.json. Costs and steps are fits of these samples and go with the number of heads.
+[[nodiscard]] inline calibration h200_training() {
+    calibration c;
+    c.name = "NVIDIA H200, fast";
+    c.samples = {{1024, 144.00e-6},  {2048, 351.55e-6},    {4096, 1025.50e-6},
+                 {8192, 3600.05e-6}, {16384, 14137.82e-6}, {32768, 55788.35e-6}};
+    c.cost = {4.975e-11, 3.781e-8, 5.446e-5};
+    c.inside = comm::link{1.109e-5, 2.564e11};
+    c.rings = {{2048, 2, 703.87e-6},
+               {4096, 2, 1350.32e-6},
+               {8192, 2, 3126.99e-6},
+               {16384, 2, 9061.70e-6},
+               {32768, 2, 32137.78e-6}};
+    c.step = {9.053e-8, 1.397e-4};
+    return c;
+}
+
 /// Times attention at the given lengths and fits the cost.
 ///
 /// Semantics  seconds_of(tokens) runs attention once and returns what a sequence took; it is called once without being
