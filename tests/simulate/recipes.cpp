@@ -46,7 +46,7 @@ TEST_CASE("a step of a small Frontier job is what the planner says") {
     j.how.micro_batches = 32;
     const auto o = run(j);
     CHECK(o.ranks.size() == 32);
-    CHECK(o.seconds == doctest::Approx(plan::time_of_step(j.model, j.how, j.on).total()).epsilon(0.03));
+    CHECK(o.seconds == doctest::Approx(plan::time_of_step(j.model, j.how, j.on).total()).epsilon(0.05));
     // A layer's collectives among tensor ranks: two forward, two again, two backward; of 4096 x 12288 / 2 numbers.
     const double rows = 2.0 * double(j.model.sequence * j.model.hidden);
     const auto& sent = o.ranks[9].traffic;
