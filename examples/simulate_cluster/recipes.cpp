@@ -30,20 +30,23 @@ using phantom = phantom_memory;
 template <int Stage> using sharded = strategy::zero<Stage, rank, optimize::adamw, bfloat16>;
 
 // What one layer takes for some tokens, on one of t tensor ranks: the sums of plan/time, in halves with a collective
-// behind each. Backward takes twice the products, one time for inputs and one for weights.
+// behind each. Backward takes twice the products, one time for inputs and one for weights; of scores both with inputs.
 struct layer_cost {
-    cost attention, feed_forward, memory, weights;
+    cost attention, feed_forward, attention_backward, feed_forward_backward, weights, norms;
 
-    layer_cost(const plan::model_shape& m, double tokens, double t) {
+    layer_cost(const plan::model_shape& m, double tokens, double t, const plan::machine& on = {}) {
         const auto h = static_cast<double>(m.hidden);
         const double scores = 4 * tokens * static_cast<double>(m.sequence) * h / t;
-        attention = {0, 8 * tokens * h * h / t + scores};
-        feed_forward = {0, 16 * tokens * h * h / t};
-        memory = {tokens * h * 2 * (12 + 24 / t) / 2, 0};  // of half a layer
-        weights = {0, 24 * tokens * h * h / t};
+        // Half a wave of each product is lost, and every kernel is launched: three of products and three others a half.
+        const double launches = 3 * on.launch_seconds;
+        const double late = launches * on.flops * on.product_efficiency;
+        attention = {0, 8 * tokens * h * h / t + scores + on.wave * (h + h / t) + late};
+        feed_forward = {0, 16 * tokens * h * h / t + on.wave * (h + 4 * h / t) + late};
+        attention_backward = {0, 8 * tokens * h * h / t + 2 * scores + on.wave * (h + 3 * h / t) + late};
+        feed_forward_backward = {0, 16 * tokens * h * h / t + on.wave * (h + 4 * h / t) + late};
+        weights = {0, 24 * tokens * h * h / t + on.wave * 4 * tokens + 2 * late};
+        norms = {tokens * h * (12 + 24 / t) + launches * on.memory_bandwidth * on.memory_efficiency, 0};  // of a half
     }
-    // Of the two passes that backward has, scores are in both of the inputs'.
-    [[nodiscard]] cost attention_backward(double scores) const { return {0, attention.flops + scores}; }
 };
 
 [[nodiscard]] std::size_t layer_parameters(const plan::model_shape& m, std::int64_t t) {
@@ -68,7 +71,6 @@ class transformer_stage {
     sharded<1>& data_;
     std::size_t layers_;  // of a chunk
     layer_cost layer_;
-    double scores_;
     double tokens_;
     buffer<bfloat16, virtual_queue> rows_;  // what layers add up over tensor ranks
 
@@ -79,9 +81,7 @@ public:
         , tensor_(tensor)
         , data_(data)
         , layers_(static_cast<std::size_t>(j.model.layers / (j.how.pipeline * j.how.chunks)))
-        , layer_(j.model, static_cast<double>(j.model.sequence * j.how.micro_batch), j.how.tensor)
-        , scores_(4 * static_cast<double>(j.model.sequence * j.how.micro_batch * j.model.sequence * j.model.hidden) /
-                  j.how.tensor)
+        , layer_(j.model, static_cast<double>(j.model.sequence * j.how.micro_batch), j.how.tensor, j.on)
         , tokens_(static_cast<double>(j.model.sequence * j.how.micro_batch))
         , rows_(tensor.queue(), static_cast<std::size_t>(j.model.sequence * j.how.micro_batch * j.model.hidden)) {}
 
@@ -102,8 +102,8 @@ public:
                    {0, 6 * tokens_ * static_cast<double>(job_.model.hidden * job_.model.vocabulary) / job_.how.tensor});
         }
         for (std::size_t l = 0; l < layers_; ++l) {
-            half("feed forward backward", layer_.feed_forward);
-            half("attention backward", layer_.attention_backward(scores_));
+            half("feed forward backward", layer_.feed_forward_backward);
+            half("attention backward", layer_.attention_backward);
         }
         end();
     }
@@ -114,7 +114,7 @@ public:
         const bool last = call.micro_batch + 1 == job_.how.micro_batches;
         for (std::size_t l = layers_; l-- > 0;) {
             charge("weights", layer_.weights);
-            charge("norms", {2 * layer_.memory.bytes, 0});
+            charge("norms", {2 * layer_.norms.bytes, 0});
             if (!last) { continue; }
             data.wait(tensor_.queue().record());
             data_.gradient_ready(static_cast<std::size_t>(call.chunk) * layers_ + l);
@@ -128,7 +128,7 @@ private:
     void charge(std::string_view name, cost c) { tensor_.queue().charge(name, c); }
     void half(std::string_view name, cost products) {
         charge(name, products);
-        charge("norms", layer_.memory);
+        charge("norms", layer_.norms);
         if (tensor_.size() > 1) { tensor_.add_up(rows_.view()).wait(tensor_.queue()); }
     }
 };
@@ -237,9 +237,11 @@ template <int Stage> void train(const replica_job& j, rank& world, int steps) {
 
 simulate::outcome run(const parallel_job& j, int steps, const simulate::trace_options& trace) {
     plan::validate(j.model, j.how);
-    if (j.how.zero_stage != 1 || j.how.sequence_parallel || j.how.recompute == plan::recomputation::selective) {
-        throw usage_error("simulate_cluster: the recipe is of ZeRO stage 1, without sequence parallelism, with all "
-                          "activations kept or recomputed");
+    if (j.how.zero_stage != 1 || j.how.replicas != 1 || j.how.sequence_parallel ||
+        j.how.recompute == plan::recomputation::selective) {
+        throw usage_error(
+            "simulate_cluster: the recipe is of ZeRO stage 1 over all replicas, without sequence parallelism, with all "
+            "activations kept or recomputed");
     }
     const auto ranks = static_cast<int>(j.how.ranks());
     const simulate::cluster machines(j.on, ranks);
@@ -294,16 +296,6 @@ replica_job co2_22b(int nodes) {
             .late = true};
 }
 
-namespace {
-
-[[nodiscard]] plan::machine fitted_frontier() {
-    plan::machine m = plan::frontier;
-    m.product_efficiency = 0.43;
-    return m;
-}
-
-}  // namespace
-
 parallel_job frontier_175b(int data) {
     return {{96, 12288, 96, 50688, 2048},
             {.tensor = 4,
@@ -312,7 +304,7 @@ parallel_job frontier_175b(int data) {
              .zero_stage = 1,
              .recompute = plan::recomputation::full,
              .micro_batches = 640},
-            fitted_frontier()};
+            plan::frontier};
 }
 parallel_job frontier_1t(int data) {
     return {{128, 25600, 128, 50688, 2048},
@@ -322,7 +314,7 @@ parallel_job frontier_1t(int data) {
              .zero_stage = 1,
              .recompute = plan::recomputation::full,
              .micro_batches = 1600},
-            fitted_frontier()};
+            plan::frontier};
 }
 
 }  // namespace simulate_cluster

@@ -50,8 +50,7 @@ struct replica_job {
 /// 22 billion parameters, ZeRO-3 on nodes of 8 H200, CO2 over nodes.
 [[nodiscard]] replica_job co2_22b(int nodes);
 
-/// The jobs of Frontier, with `data` replicas of 640 and 1600 sequences a step each. One efficiency is fitted, to the
-/// published throughput of 22 billion parameters (tests/plan/time.cpp).
+/// The jobs of Frontier, with `data` replicas of 640 and 1600 sequences a step each.
 ///
 /// Source  Dash et al. 2023, arXiv:2312.12705. Its tables could not be read: cuts and sizes of batches are those of the
 ///         authors' scripts, and of the abstract's numbers of ranks.

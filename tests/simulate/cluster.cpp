@@ -52,6 +52,13 @@ TEST_CASE("a collective takes what the model says, from when its last rank comes
     CHECK(o.operations == 1);
     CHECK(o.passes == 1);
 
+    // A call that is like the last one but for its size is another.
+    const auto twice = on(flat).run([](rank& c) {
+        c.gather(floats(5), c.rank() == 0 ? floats(30) : floats(0), 0);
+        c.gather(floats(7), c.rank() == 0 ? floats(42) : floats(0), 0);
+    });
+    CHECK(twice.ranks[3].traffic[collective::gather] == comm::traffic{2, 4 * 12});
+
     // Two levels: each part of the model on its own links.
     const topology nodes = topology::uniform(3, 4, inside, between, 2);
     const auto modelled = [&](collective kind, double bytes) { return comm::time_of(kind, bytes, nodes).seconds(); };
@@ -167,6 +174,14 @@ TEST_CASE("operations that meet on a link share it evenly") {
     };
     CHECK(pair(true) == exactly(4000 / 1e8));
     CHECK(pair(false) == exactly(2 * 4000 / 1e8));
+    // One message inside the node and one between nodes have nothing in common.
+    CHECK(seconds_of(nodes, [](rank& c) {
+              if (c.rank() == 0) {
+                  c.exchange(std::vector{comm::send_to(1, floats(9000)), comm::send_to(2, floats(1000))});
+              } else if (c.rank() < 3) {
+                  c.exchange(std::vector{comm::receive_from(0, floats(c.rank() == 1 ? 9000 : 1000))});
+              }
+          }) == exactly(4000 / 1e8));
     // Other NICs, other links: nobody meets.
     const topology wide = topology::uniform(2, 2, {0, 1e9}, {0, 1e8}, 2);
     CHECK(seconds_of(wide, across(1000, 1000)) == exactly(4000 / 1e8));
@@ -367,7 +382,7 @@ TEST_CASE("machines of a kind") {
     CHECK(t.between() == comm::link{10e-6, 6.25e9});
     CHECK(simulate::network_of(m, 4).nodes() == 1);
     CHECK(simulate::cluster(m, 16).ranks() == 16);
-    CHECK(simulate::rates_of(m).flops_per_second == 0.7 * 191.5e12);
+    CHECK(simulate::rates_of(m).flops_per_second == m.product_efficiency * 191.5e12);
     CHECK_THROWS_WITH_AS(static_cast<void>(simulate::network_of(m, 12)), "simulate: 12 ranks on nodes of 8",
                          usage_error);
 }
