@@ -26,7 +26,8 @@ namespace {
 
 constexpr model_shape small{8, 512, 4, 4096, 256};
 
-using key = std::tuple<int, int, int, int, int, int, bool, int, std::int64_t, std::int64_t, int, int, bool, double>;
+using key =
+    std::tuple<int, int, int, int, int, int, bool, int, std::int64_t, std::int64_t, int, int, bool, double, int>;
 key key_of(const job& j) {
     return {j.tensor,
             j.pipeline,
@@ -41,7 +42,8 @@ key key_of(const job& j) {
             j.replicas,
             j.tau,
             j.delayed,
-            j.compression};
+            j.compression,
+            j.secondary};
 }
 
 // A machine of nodes of four, whose memory makes some jobs of `small` not fit.
@@ -93,6 +95,8 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
         if (j.data == 1 && j.compression > 1) { return; }
         const comm::two_levels group = on.group_of(j.data, j.tensor);
         const bool of_nodes = group.nodes > 1 && group.largest_node > 1 && j.replicas == group.nodes;
+        const bool two_levels = group.nodes > 1 && group.largest_node > 1;
+        if (j.secondary > 0 && (!two_levels || j.secondary != group.largest_node)) { return; }
         if (j.replicas > 1 && !of_nodes && (j.replicas != j.data || j.tau == 0)) { return; }
         if (j.data % j.replicas != 0 || (j.shards() == 1 && j.zero_stage > 0)) { return; }
         try {
@@ -111,7 +115,7 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
                 for (j.chunks = 1; j.chunks <= 8; ++j.chunks) {
                     for (const pipelining schedule : space.schedules) {
                         for (const recomputation again : space.recomputations) {
-                            for (int rest = 0; rest < 2 * 4 * 8 * 3 * 2 * 3; ++rest) {
+                            for (int rest = 0; rest < 2 * 4 * 4 * 3 * 2 * 3 * 3; ++rest) {
                                 int left = rest;
                                 const auto digit = [&](int base) {
                                     const int d = left % base;
@@ -123,10 +127,11 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
                                 k.recompute = again;
                                 k.sequence_parallel = digit(2) == 1;
                                 k.zero_stage = digit(4);
-                                k.replicas = digit(8) + 1;
+                                k.replicas = 1 << digit(4);
                                 k.tau = std::vector{0, 4, 12}[static_cast<std::size_t>(digit(3))];
                                 k.delayed = digit(2) == 1;
                                 k.compression = std::vector{1.0, 4.0, 32.0}[static_cast<std::size_t>(digit(3))];
+                                k.secondary = 2 * digit(3);
                                 try_one(k);
                             }
                         }
@@ -353,6 +358,7 @@ TEST_CASE("a choice is explained in words and numbers") {
     CHECK(strategy_of({}) == "-");
     CHECK(strategy_of({.data = 8}) == "data_parallel");
     CHECK(strategy_of({.data = 8, .zero_stage = 3, .replicas = 2}) == "zero<3>, node_shards of 4");
+    CHECK(strategy_of({.data = 8, .zero_stage = 3, .secondary = 4}) == "zero<3>, secondary_shards of 4");
     CHECK(strategy_of({.data = 8, .replicas = 8, .tau = 4}) == "slow_mo of 4 steps over local");
     CHECK(strategy_of({.data = 8, .zero_stage = 2, .replicas = 2, .tau = 4, .delayed = true, .compression = 8}) ==
           "co2 of 4 steps over zero<2>, compressed 8 times");
