@@ -345,7 +345,14 @@ TEST_CASE("a choice is explained in words and numbers") {
     CHECK(table.find("zero<1>") != std::string::npos);
     const std::string why = text_of(alternatives(m, frontier, space, best[0]), space);
     CHECK(why.find("does not fit: ") != std::string::npos);
-    CHECK(why.find("tensor             16 ") != std::string::npos);
+    // The values next to the best one's tensor 8 and pipeline 32.
+    REQUIRE(best[0].how.pipeline == 32);
+    for (const char* const line :
+         {"tensor             4 ", "tensor             16 ", "pipeline           16 ", "pipeline           64 "}) {
+        CAPTURE(line);
+        CHECK(why.find(line) != std::string::npos);
+    }
+    CHECK(why.find("pipeline           1 ") == std::string::npos);
     CHECK(why.find("% time: tensor collectives +") != std::string::npos);
     CHECK(why.find("compression is not searched: it changes gradients\n") != std::string::npos);
     CHECK(why.find("rounds of local steps are not searched: they change training\n") != std::string::npos);
