@@ -77,7 +77,9 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
         m.ranks_per_node = 4;
         return m;
     }();
-    const search_space space = everything(8, 16);
+    search_space space = everything(8, 16);
+    space.compressions = {4};
+    space.taus = {4};
     std::multiset<key> found;
     for_each_job(small, on, space, [&](const job& j) {
         CHECK_NOTHROW(validate(small, j));
@@ -112,10 +114,10 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
             for (j.micro_batch = 1; j.micro_batch <= 16; ++j.micro_batch) {
                 if (16 % (j.micro_batch * j.data) != 0) { continue; }
                 j.micro_batches = 16 / j.data / j.micro_batch;
-                for (j.chunks = 1; j.chunks <= 8; ++j.chunks) {
+                for (j.chunks = 1; j.chunks <= 4; ++j.chunks) {
                     for (const pipelining schedule : space.schedules) {
                         for (const recomputation again : space.recomputations) {
-                            for (int rest = 0; rest < 2 * 4 * 4 * 3 * 2 * 3 * 3; ++rest) {
+                            for (int rest = 0; rest < 2 * 4 * 4 * 2 * 2 * 2 * 3; ++rest) {
                                 int left = rest;
                                 const auto digit = [&](int base) {
                                     const int d = left % base;
@@ -128,9 +130,9 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
                                 k.sequence_parallel = digit(2) == 1;
                                 k.zero_stage = digit(4);
                                 k.replicas = 1 << digit(4);
-                                k.tau = std::vector{0, 4, 12}[static_cast<std::size_t>(digit(3))];
+                                k.tau = 4 * digit(2);
                                 k.delayed = digit(2) == 1;
-                                k.compression = std::vector{1.0, 4.0, 32.0}[static_cast<std::size_t>(digit(3))];
+                                k.compression = digit(2) == 1 ? 4 : 1;
                                 k.secondary = 2 * digit(3);
                                 try_one(k);
                             }
@@ -140,7 +142,7 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
             }
         }
     }
-    CHECK(expected.size() > 5000);
+    CHECK(expected.size() > 2000);
     CHECK(found.size() == expected.size());
     CHECK(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
 }
@@ -151,7 +153,7 @@ TEST_CASE("the search has what trying everything has, in the same order, and tri
     std::size_t nothing = 0;
     std::size_t tried = 0;
     std::size_t all_jobs = 0;
-    for (int round = 0; round < 40; ++round) {
+    for (int round = 0; round < 25; ++round) {
         const machine on = some_machine(random);
         search_space space = everything(std::vector{1, 4, 8, 24}[static_cast<std::size_t>(round) % 4], 48);
         if (round % 3 == 1) { space.zero_stages = {1}; }
@@ -180,8 +182,8 @@ TEST_CASE("the search has what trying everything has, in the same order, and tri
         nothing += all.empty() ? 1U : 0U;
         if (all.empty()) { CHECK(found.lightest.peak.memory.total() == lightest); }
     }
-    CHECK(fitting >= 10);
-    CHECK(nothing >= 5);
+    CHECK(fitting >= 8);
+    CHECK(nothing >= 3);
     CHECK(tried * 10 < all_jobs);
 }
 
