@@ -2,7 +2,7 @@
 """What plan_a_job --machine wants to know of this machine: products, collectives and memory, measured on its GPUs.
 
 Needs PyTorch with CUDA and NCCL. Products are of bfloat16 in the shapes of transformers, collectives among all GPUs; each
-figure is the median of --repeats calls. plan_a_job fits launches and efficiencies to them.
+figure is the median of --repeats times of twenty calls. plan_a_job fits launches and efficiencies to them.
 
   bench/measure_machine.py --like hgx-h200 --out machine.json
   build/release/examples/plan_a_job/plan_a_job --machine machine.json --gpus 4 --model gpt2-1558m
@@ -19,16 +19,20 @@ MEBIBYTES = (1, 4, 16, 64, 256)
 
 
 def median_seconds(torch, call, repeats):
-    for _ in range(3):
+    """Of a call among twenty in a row, so that the GPU does not wait for the program."""
+    in_a_row = 20
+    for _ in range(in_a_row):
         call()
     times = []
     for _ in range(repeats):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
         begin.record()
-        call()
+        for _ in range(in_a_row):
+            call()
         end.record()
         end.synchronize()
-        times.append(1e-3 * begin.elapsed_time(end))
+        times.append(1e-3 * begin.elapsed_time(end) / in_a_row)
     return statistics.median(times)
 
 
@@ -76,7 +80,7 @@ def main():
     parser.add_argument("--like", default="hgx-h200", help="the machine of plan_a_job that has these GPUs (%(default)s): "
                                                            "peaks, and links between nodes, are taken from it")
     parser.add_argument("--name", default="this machine")
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--out", metavar="FILE", required=True)
     o = parser.parse_args()
     try:

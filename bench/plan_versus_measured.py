@@ -42,8 +42,19 @@ def layouts(o):
             if tp * pp * dp == o.gpus and HEADS[o.model] % tp == 0 and LAYERS[o.model] % (2 * pp) == 0]
 
 
-def points_of(o):
-    """Each layout with few and with many micro-batches, small and large, and three that hold more than there is."""
+def too_large(o, folder):
+    """Three points that hold 1.2 to 2 times what there is, if the planner is right."""
+    tp, pp, dp = layouts(o)[0]  # the one with most data ranks
+    point = {"tp": tp, "pp": pp, "dp": dp, "micro_batches": 1, "zero_stage": 1 if dp > 1 else 0, "schedule": "1f1b"}
+    one, two = predicted(o, folder, base_machine(o), [{"point": {**point, "micro_batch": n}} for n in (1, 2)])["steps"]
+    more = two["memory_gib_per_gpu"] - one["memory_gib_per_gpu"]
+    card = subprocess.run(["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"], check=True,
+                          capture_output=True, text=True).stdout.split()[0]
+    return [{**point, "micro_batch": int(share * int(card) / 1024 / more) + 1} for share in (1.2, 1.5, 2)]
+
+
+def points_of(o, folder):
+    """Each layout with few and with many micro-batches, small and large; on GPUs, points that are too large as well."""
     points = []
     for tp, pp, dp in layouts(o):
         for micro_batch, micro_batches in ((2, 16), (8, 4), (8, 16)):
@@ -51,11 +62,7 @@ def points_of(o):
             for schedule in schedules:
                 points.append({"tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch,
                                "micro_batches": micro_batches, "zero_stage": 1 if dp > 1 else 0, "schedule": schedule})
-    tp, pp, dp = layouts(o)[0]  # the one with most data ranks
-    for micro_batch in (128, 192, 256):
-        points.append({"tp": tp, "pp": pp, "dp": dp, "micro_batch": micro_batch, "micro_batches": 1,
-                       "zero_stage": 1 if dp > 1 else 0, "schedule": "1f1b"})
-    return points
+    return points + (too_large(o, folder) if o.device == "cuda" else [])
 
 
 def as_job(o, point):
@@ -108,7 +115,7 @@ def measured(o, folder):
         with open(o.points, encoding="utf-8") as file:
             points = json.load(file)
     else:
-        points = points_of(o)
+        points = points_of(o, folder)
         random.Random(o.seed).shuffle(points)  # so that those within --budget are of all kinds
     rows = []
     begin = time.monotonic()
@@ -135,6 +142,14 @@ def predicted(o, folder, machine, rows):
         return json.load(file)
 
 
+def base_machine(o):
+    """--machine, as the content of a file."""
+    if not o.machine.endswith(".json"):
+        return {"like": o.machine}
+    with open(o.machine, encoding="utf-8") as file:
+        return json.load(file)
+
+
 def kendall(pairs):
     """Tau over pairs of (measured, predicted) whose measured times are more than 3 % apart; None without such."""
     concordant = compared = 0
@@ -153,13 +168,9 @@ def compare(o, folder):
     order = list(range(len(ran)))
     random.Random(o.seed).shuffle(order)
     calibrating = set(order[:max(1, round(o.share * len(ran)))])
-    machine = {"name": "this machine", "steps": [as_job(o, row["point"]) | {"seconds": row["seconds"]}
-                                                 for i, row in enumerate(ran) if i in calibrating]}
-    if o.machine.endswith(".json"):
-        with open(o.machine, encoding="utf-8") as file:
-            machine = json.load(file) | machine
-    else:
-        machine["like"] = o.machine
+    machine = base_machine(o) | {"name": "this machine",
+                                 "steps": [as_job(o, row["point"]) | {"seconds": row["seconds"]}
+                                           for i, row in enumerate(ran) if i in calibrating]}
     answer = predicted(o, folder, machine, rows)
     for row, step in zip(rows, answer["steps"]):
         row |= {"predicted_seconds": step["seconds_per_step"], "predicted_gib": step["memory_gib_per_gpu"],

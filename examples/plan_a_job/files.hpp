@@ -127,8 +127,8 @@ template <class E>
 [[nodiscard]] inline plan::measured_step step_of(const json& value, const std::string& where) {
     const object o(value, where,
                    {"model", "tp", "pp", "dp", "micro_batch", "micro_batches", "zero_stage", "schedule", "chunks",
-                    "recompute", "sequence_parallel", "replicas", "tau", "delayed", "compression", "kept_scores",
-                    "seconds"});
+                    "recompute", "sequence_parallel", "replicas", "tau", "delayed", "compression", "secondary",
+                    "kept_scores", "seconds"});
     plan::measured_step s{
         model_of(o.get<std::string>("model")), {}, o.get<double>("seconds", 0), o.get<bool>("kept_scores", false)};
     plan::job& j = s.how;
@@ -146,6 +146,7 @@ template <class E>
     j.tau = o.get<int>("tau", 0);
     j.delayed = o.get<bool>("delayed", false);
     j.compression = o.get<double>("compression", 1);
+    j.secondary = o.get<int>("secondary", 0);
     try {
         plan::validate(s.model, j);
     } catch (const tutti::usage_error& e) { throw bad_input(fmt::format("{}: {}", where, e.what())); }

@@ -126,6 +126,7 @@ json json_of(const plan::model_shape& m, const plan::machine& on, const plan::pl
             {"tau", j.tau},
             {"delayed", j.delayed},
             {"compression", j.compression},
+            {"secondary", j.secondary},
             {"strategy", strategy_of(j)},
             {"memory_gib_per_gpu", held.total() / gib},
             {"memory_gib",

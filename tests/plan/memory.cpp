@@ -152,6 +152,7 @@ TEST_CASE("what strategies hold beside states") {
     CHECK(bytes({.data = 8, .compression = 4}) == 4.0 * p);
     CHECK(bytes({.data = 8, .zero_stage = 1, .compression = 4}) == 2.0 * p / 8 + 4.0 * p);
     CHECK(bytes({.data = 8, .zero_stage = 1, .replicas = 4, .tau = 4, .compression = 4}) == 18.0 * p / 2);
+    CHECK(bytes({.data = 8, .zero_stage = 3, .secondary = 4}) == 4 * bucket + 2.0 * p / 4);
     // The table of words is larger than a bucket.
     const model_shape wide{8, 4096, 8, 51200, 256};
     CHECK(exchange_bytes(wide, {.tensor = 2, .data = 8, .zero_stage = 3}, p) == 4 * 51200.0 * 4096 / 2 * 2);
@@ -228,4 +229,6 @@ TEST_CASE("what does not fit together is refused with the numbers") {
     CHECK_THROWS_WITH_AS(of({.data = 4, .compression = 0.5}), "plan: compression 0.5; at least 1", usage_error);
     CHECK_THROWS_WITH_AS(of({.data = 4, .zero_stage = 1, .replicas = 2, .compression = 4}),
                          "plan: node_shards sends gradients as they are", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 4, .zero_stage = 2, .secondary = 2}),
+                         "plan: secondary shards of 2 ranks; stage 3 has them, of a divisor of 4", usage_error);
 }

@@ -26,7 +26,8 @@ namespace {
 
 constexpr model_shape small{8, 512, 4, 4096, 256};
 
-using key = std::tuple<int, int, int, int, int, int, bool, int, std::int64_t, std::int64_t, int, int, bool, double>;
+using key =
+    std::tuple<int, int, int, int, int, int, bool, int, std::int64_t, std::int64_t, int, int, bool, double, int>;
 key key_of(const job& j) {
     return {j.tensor,
             j.pipeline,
@@ -41,7 +42,8 @@ key key_of(const job& j) {
             j.replicas,
             j.tau,
             j.delayed,
-            j.compression};
+            j.compression,
+            j.secondary};
 }
 
 // A machine of nodes of four, whose memory makes some jobs of `small` not fit.
@@ -75,7 +77,9 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
         m.ranks_per_node = 4;
         return m;
     }();
-    const search_space space = everything(8, 16);
+    search_space space = everything(8, 16);
+    space.compressions = {4};
+    space.taus = {4};
     std::multiset<key> found;
     for_each_job(small, on, space, [&](const job& j) {
         CHECK_NOTHROW(validate(small, j));
@@ -93,6 +97,8 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
         if (j.data == 1 && j.compression > 1) { return; }
         const comm::two_levels group = on.group_of(j.data, j.tensor);
         const bool of_nodes = group.nodes > 1 && group.largest_node > 1 && j.replicas == group.nodes;
+        const bool two_levels = group.nodes > 1 && group.largest_node > 1;
+        if (j.secondary > 0 && (!two_levels || j.secondary != group.largest_node)) { return; }
         if (j.replicas > 1 && !of_nodes && (j.replicas != j.data || j.tau == 0)) { return; }
         if (j.data % j.replicas != 0 || (j.shards() == 1 && j.zero_stage > 0)) { return; }
         try {
@@ -108,10 +114,10 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
             for (j.micro_batch = 1; j.micro_batch <= 16; ++j.micro_batch) {
                 if (16 % (j.micro_batch * j.data) != 0) { continue; }
                 j.micro_batches = 16 / j.data / j.micro_batch;
-                for (j.chunks = 1; j.chunks <= 8; ++j.chunks) {
+                for (j.chunks = 1; j.chunks <= 4; ++j.chunks) {
                     for (const pipelining schedule : space.schedules) {
                         for (const recomputation again : space.recomputations) {
-                            for (int rest = 0; rest < 2 * 4 * 8 * 3 * 2 * 3; ++rest) {
+                            for (int rest = 0; rest < 2 * 4 * 4 * 2 * 2 * 2 * 3; ++rest) {
                                 int left = rest;
                                 const auto digit = [&](int base) {
                                     const int d = left % base;
@@ -123,10 +129,11 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
                                 k.recompute = again;
                                 k.sequence_parallel = digit(2) == 1;
                                 k.zero_stage = digit(4);
-                                k.replicas = digit(8) + 1;
-                                k.tau = std::vector{0, 4, 12}[static_cast<std::size_t>(digit(3))];
+                                k.replicas = 1 << digit(4);
+                                k.tau = 4 * digit(2);
                                 k.delayed = digit(2) == 1;
-                                k.compression = std::vector{1.0, 4.0, 32.0}[static_cast<std::size_t>(digit(3))];
+                                k.compression = digit(2) == 1 ? 4 : 1;
+                                k.secondary = 2 * digit(3);
                                 try_one(k);
                             }
                         }
@@ -135,7 +142,7 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
             }
         }
     }
-    CHECK(expected.size() > 5000);
+    CHECK(expected.size() > 2000);
     CHECK(found.size() == expected.size());
     CHECK(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
 }
@@ -146,7 +153,7 @@ TEST_CASE("the search has what trying everything has, in the same order, and tri
     std::size_t nothing = 0;
     std::size_t tried = 0;
     std::size_t all_jobs = 0;
-    for (int round = 0; round < 40; ++round) {
+    for (int round = 0; round < 25; ++round) {
         const machine on = some_machine(random);
         search_space space = everything(std::vector{1, 4, 8, 24}[static_cast<std::size_t>(round) % 4], 48);
         if (round % 3 == 1) { space.zero_stages = {1}; }
@@ -175,8 +182,8 @@ TEST_CASE("the search has what trying everything has, in the same order, and tri
         nothing += all.empty() ? 1U : 0U;
         if (all.empty()) { CHECK(found.lightest.peak.memory.total() == lightest); }
     }
-    CHECK(fitting >= 10);
-    CHECK(nothing >= 5);
+    CHECK(fitting >= 8);
+    CHECK(nothing >= 3);
     CHECK(tried * 10 < all_jobs);
 }
 
@@ -340,7 +347,14 @@ TEST_CASE("a choice is explained in words and numbers") {
     CHECK(table.find("zero<1>") != std::string::npos);
     const std::string why = text_of(alternatives(m, frontier, space, best[0]), space);
     CHECK(why.find("does not fit: ") != std::string::npos);
-    CHECK(why.find("tensor             16 ") != std::string::npos);
+    // The values next to the best one's tensor 8 and pipeline 32.
+    REQUIRE(best[0].how.pipeline == 32);
+    for (const char* const line :
+         {"tensor             4 ", "tensor             16 ", "pipeline           16 ", "pipeline           64 "}) {
+        CAPTURE(line);
+        CHECK(why.find(line) != std::string::npos);
+    }
+    CHECK(why.find("pipeline           1 ") == std::string::npos);
     CHECK(why.find("% time: tensor collectives +") != std::string::npos);
     CHECK(why.find("compression is not searched: it changes gradients\n") != std::string::npos);
     CHECK(why.find("rounds of local steps are not searched: they change training\n") != std::string::npos);
@@ -353,6 +367,7 @@ TEST_CASE("a choice is explained in words and numbers") {
     CHECK(strategy_of({}) == "-");
     CHECK(strategy_of({.data = 8}) == "data_parallel");
     CHECK(strategy_of({.data = 8, .zero_stage = 3, .replicas = 2}) == "zero<3>, node_shards of 4");
+    CHECK(strategy_of({.data = 8, .zero_stage = 3, .secondary = 4}) == "zero<3>, secondary_shards of 4");
     CHECK(strategy_of({.data = 8, .replicas = 8, .tau = 4}) == "slow_mo of 4 steps over local");
     CHECK(strategy_of({.data = 8, .zero_stage = 2, .replicas = 2, .tau = 4, .delayed = true, .compression = 8}) ==
           "co2 of 4 steps over zero<2>, compressed 8 times");

@@ -181,7 +181,7 @@ TEST_CASE("Frontier: replicas scale, wide tensors and deep pipelines cost, micro
     CHECK(speed(gpt_175b, with(8, 32, 1, 256)) / speed(gpt_175b, with(8, 16, 1, 128)) > 0.95);
     // TP 8, PP 12 and 12 sequences: half of it is bubble.
     const step_time few = time_of_step(gpt_175b, with(8, 12, 1, 12), frontier);
-    CHECK(few.bubble / (few.total() - few.data - few.updates) == doctest::Approx(0.477).epsilon(0.03));
+    CHECK(std::fabs(few.bubble / (few.total() - few.data - few.updates) / 0.477 - 1) <= 0.03);
     CHECK(speed(gpt_175b, with(8, 12, 1, 12)) < 0.56 * speed(gpt_175b, with(8, 12, 1, 640)));
     // A thousand billion parameters as TP 4, PP 128 and as TP 8, PP 64: bubbles take what tensors save.
     CHECK(std::fabs(speed(gpt_1t, with(4, 128, 2, 512)) / speed(gpt_1t, with(8, 64, 2, 512)) - 1) < 0.05);
@@ -210,8 +210,14 @@ TEST_CASE("bubbles: (p - 1)/(m + p - 1) of the pipeline's time, a v-th interleav
             CHECK(share() == doctest::Approx(7.0 / (3 * 96 + 7)).epsilon(1e-12));
         }
     }
-    CHECK((8 - 1.0) / (64 + 8 - 1) == doctest::Approx(0.099).epsilon(0.01));
-    CHECK((48 - 1.0) / (64 + 48 - 1) == doctest::Approx(0.423).epsilon(0.01));
+    // 64 micro-batches: 9.9 % on 8 stages, 42.3 % on 48.
+    const auto percent = [&](int p) {
+        const step_time t = time_of_step(m, {.pipeline = p, .micro_batches = 64}, hgx_h100);
+        const double head = 64 * 6.0 * 128 * 1024 * 16 / (hgx_h100.flops * hgx_h100.product_efficiency);
+        return 100 * t.bubble / (t.products - head + t.memory + t.tensor + t.bubble);
+    };
+    CHECK(std::fabs(percent(8) - 9.9) < 0.05);
+    CHECK(std::fabs(percent(48) - 42.3) < 0.05);
 }
 
 TEST_CASE("bubbles and messages that are waited for are those of this library's schedules, replayed") {
@@ -323,6 +329,13 @@ TEST_CASE("data ranks: what is sent, and what of it computing does not hide, by 
         j = {.data = 16, .zero_stage = 3, .micro_batches = 4, .replicas = 2};
         CHECK(of(j, none).sent == close(all / 2 * 12 + 2 * p / 8.0 / 50e9));
         CHECK(of(j, none).updates == close(30.0 * p / 8 / memory));
+        // secondary_shards: what backward gathers again stays inside the nodes.
+        j = {.data = 16, .zero_stage = 3, .micro_batches = 4};
+        const double once = all / 2 + p / 8.0 / 50e9;  // a gather or a reduction among all
+        CHECK(of(j, none).sent == close(12 * once));
+        j.secondary = 8;
+        CHECK(of(j, none).sent == close(8 * once + 4 * all / 2));
+        CHECK(of(j, none).exposed == close(8 * once + 4 * all / 2 + once / 6));
     }
     SUBCASE("rounds: masters once in tau steps, waited for or beside the next round") {
         j = {.data = 16, .zero_stage = 1, .micro_batches = 4, .replicas = 2, .tau = 10};
@@ -353,9 +366,9 @@ TEST_CASE("data ranks: what is sent, and what of it computing does not hide, by 
                                     {.bytes_per_second = memory, .launch_seconds = 0});
         j = {.data = 8, .compression = 4};
         const exchange_time t = of(j, none);
-        CHECK(t.updates - 30.0 * p / memory == doctest::Approx(expected.encode + expected.decode).epsilon(0.002));
-        CHECK(t.sent == doctest::Approx(expected.wire).epsilon(0.04));
-        CHECK(t.sent < expected.wire);
+        CHECK(std::fabs((t.updates - 30.0 * p / memory) / (expected.encode + expected.decode) - 1) <= 0.01);
+        CHECK(t.sent / expected.wire < 1);
+        CHECK(t.sent / expected.wire > 0.9);
     }
     SUBCASE("what is not waited for costs computing a part of its time") {
         machine busy = on;
@@ -423,7 +436,7 @@ TEST_CASE("products, collectives and steps that were measured give back the mach
     const machine blank = hgx_h100;
     const machine fitted = calibrated(blank, std::span<const measured_product>(products));
     CHECK(fitted.product_efficiency == doctest::Approx(0.613).epsilon(1e-9));
-    CHECK(fitted.launch_seconds == doctest::Approx(7e-6).epsilon(1e-9));
+    CHECK(std::fabs(fitted.launch_seconds / 7e-6 - 1) <= 1e-9);
     // Where a launch would have to take less than nothing it takes nothing.
     const measured_product steep[] = {{1000, 1000, 1000, 1e-3}, {1000, 1000, 2000, 3e-3}};
     CHECK(calibrated(blank, std::span(steep)).launch_seconds == 0);

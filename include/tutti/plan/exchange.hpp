@@ -83,6 +83,7 @@ struct coded_time {
 ///   zero<1>      RS beside the last B; AG of values beside the first F
 ///   zero<2>      RS beside the next micro-batch, k - 1 times, then as zero<1>
 ///   zero<3>      AG beside F, AG and RS beside B, k times; the first gather and the last reduction are waited for
+///   secondary_shards  the second AG inside the node
 ///   node_shards  these inside a replica, and AR of a rank's part over replicas, once, beside the last B
 ///   tau > 0      inside a replica as above; AR of owned masters, 4 bytes each, once in tau steps: waited for, or, if
 ///                delayed, beside the tau steps
@@ -132,10 +133,14 @@ struct coded_time {
             beside(last, passes.backward);
             beside(gather, passes.forward);
         } else {
-            out.sent = count * (k * (2 * gather.sent + reduce.sent) + over_replicas.sent);
+            const detail::coded_time again =
+                j.secondary == 0
+                    ? gather
+                    : detail::coded(all_gather, bytes, 2, on.group_of(j.secondary, j.tensor), 1, memory_rate);
+            out.sent = count * (k * (gather.sent + again.sent + reduce.sent) + over_replicas.sent);
             out.exposed = gather.sent + last.sent + k * std::max(0.0, count * gather.sent - passes.forward) +
-                          (k - 1) * std::max(0.0, count * (gather.sent + reduce.sent) - passes.backward) +
-                          std::max(0.0, count * (gather.sent + last.sent) - passes.backward);
+                          (k - 1) * std::max(0.0, count * (again.sent + reduce.sent) - passes.backward) +
+                          std::max(0.0, count * (again.sent + last.sent) - passes.backward);
             out.updates += k * count * reduce.coding;
         }
     }

@@ -36,6 +36,7 @@ struct utilization {
     std::string name = j.data == 1 ? "-" : j.shards() == 1 && j.tau > 0 ? "local" : "data_parallel";
     if (j.zero_stage > 0 && j.shards() > 1) { name = formatted("zero<{}>", j.zero_stage); }
     if (j.replicas > 1 && j.tau == 0) { name += formatted(", node_shards of {}", j.shards()); }
+    if (j.secondary > 0) { name += formatted(", secondary_shards of {}", j.secondary); }
     if (j.tau > 0) { name = formatted("{} of {} steps over {}", j.delayed ? "co2" : "slow_mo", j.tau, name); }
     if (j.compression > 1) { name += formatted(", compressed {} times", j.compression); }
     return name;
@@ -138,6 +139,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         }
         j.data = static_cast<int>(data);
         j.micro_batches = s.sequences / data / j.micro_batch;
+        if (best.how.secondary > 0) { j.secondary = on.group_of(j.data, j.tensor).largest_node; }
         if (best.how.replicas > 1) {
             j.replicas = best.how.shards() == 1 ? j.data : on.group_of(j.data, j.tensor).nodes;
         }
@@ -172,6 +174,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         for (const int stage : {b.zero_stage - 1, b.zero_stage + 1}) {
             job j = b;
             j.zero_stage = stage;
+            j.secondary = stage == 3 ? b.secondary : 0;
             if (detail::has(s.zero_stages, stage)) { look("ZeRO stage", formatted("{}", stage), j); }
         }
     }
@@ -204,7 +207,8 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         }
     }
     detail::for_each_exchange(s, on, b, [&](const job& j) {
-        const bool rounds = j.tau != b.tau || j.delayed != b.delayed || j.replicas != b.replicas;
+        const bool rounds =
+            j.tau != b.tau || j.delayed != b.delayed || j.replicas != b.replicas || j.secondary != b.secondary;
         if (j.zero_stage != b.zero_stage || rounds == (j.compression != b.compression)) { return; }
         look(rounds ? "replicas" : "compression", strategy_of(j), j);
     });

@@ -70,6 +70,7 @@ struct bytes_per_parameter {
 /// With o parameters owned, and L bytes of the largest bucket, 16 MiB or the largest tensor:
 ///   zero<1>  2 o;  zero<2>  2 L, gradients;  zero<3>  4 L, gradients and values
 ///   local_update  12 o: what is sent, what it was sent from, momentum (slow_mo, co2; local_sgd takes a third of it)
+///   secondary_shards of g ranks  2/g a parameter
 ///   compression   4 a parameter, what was lost; over local_update 4 o
 /// Source  the documentation of strategy/zero, strategy/local_update and strategy/compressed_mean.
 [[nodiscard]] constexpr double exchange_bytes(const model_shape& m, const job& j, std::int64_t parameters) noexcept {
@@ -78,6 +79,7 @@ struct bytes_per_parameter {
     const std::int64_t tensor = std::max(4 * m.hidden, m.vocabulary) * m.hidden / j.tensor * 2;
     const auto bucket = static_cast<double>(std::max(std::int64_t{16} << 20, tensor));
     double bytes = j.zero_stage == 1 ? 2 * owned : j.zero_stage == 2 ? 2 * bucket : j.zero_stage == 3 ? 4 * bucket : 0;
+    if (j.secondary > 0) { bytes += 2 * static_cast<double>((parameters + j.secondary - 1) / j.secondary); }
     if (j.tau > 0) { bytes += 12 * owned; }
     if (j.compression > 1) { bytes += 4 * (j.tau > 0 ? owned : static_cast<double>(parameters)); }
     return j.data == 1 ? 0 : bytes;

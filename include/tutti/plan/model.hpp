@@ -46,7 +46,7 @@ enum class pipelining : std::uint8_t { gpipe, one_forward_one_backward, interlea
 /// How a model is trained. Ranks: tensor * pipeline * data; data ranks are `replicas` groups, inside which ZeRO shards.
 ///
 /// What groups do with each other is this library's: strategy::data_parallel (stage 0), zero<stage>, over node_shards
-/// (`replicas`, tau 0), and local_update over any of them (tau > 0), at once (local_sgd, slow_mo) or `delayed` (co2).
+/// (`replicas`, tau 0) or secondary_shards, and local_update over any of them (tau > 0), at once (local_sgd, slow_mo) or `delayed` (co2).
 struct job {
     int tensor = 1;
     int pipeline = 1;
@@ -62,6 +62,7 @@ struct job {
     int tau = 0;                     ///< steps of a round, at whose end replicas meet; 0: they do in every step
     bool delayed = false;            ///< what they agree on is adopted a round later
     double compression = 1;          ///< bytes of gradients, or of what replicas meet with, over bytes sent
+    int secondary = 0;  ///< data ranks of a node that keep what stage 3 gathered, shared among them; 0: nobody does
 
     /// Data ranks that share states.
     [[nodiscard]] constexpr int shards() const noexcept { return data / replicas; }
@@ -113,6 +114,11 @@ inline void validate(const model_shape& m, const job& j) {
     expect(j.tau == 0 || j.replicas > 1, [] { return std::string("rounds need replicas"); });
     expect(j.tau > 0 || !j.delayed, [] { return std::string("what is not a round is not delayed"); });
     expect(j.compression >= 1, [&] { return formatted("compression {}; at least 1", j.compression); });
+    expect(
+        j.secondary >= 0 && (j.secondary == 0 || (j.zero_stage == 3 && j.replicas == 1 && j.data % j.secondary == 0)),
+        [&] {
+            return formatted("secondary shards of {} ranks; stage 3 has them, of a divisor of {}", j.secondary, j.data);
+        });
     expect(j.compression == 1 || j.replicas == 1 || j.tau > 0,
            [] { return std::string("node_shards sends gradients as they are"); });
 }

@@ -53,7 +53,7 @@ struct planned {
         const job& j = x.how;
         return std::make_tuple(x.seconds(), x.peak.memory.total(), j.tensor, j.pipeline, j.chunks, j.zero_stage,
                                j.micro_batch, j.schedule, j.recompute, j.sequence_parallel, j.replicas, j.tau,
-                               j.delayed, j.compression);
+                               j.delayed, j.compression, j.secondary);
     };
     return key(a) < key(b);
 }
@@ -168,6 +168,11 @@ template <class F> void for_each_exchange(const search_space& s, const machine& 
         for (const int stage : s.zero_stages) {
             k.zero_stage = stage;
             if (replicas == 1 || tau > 0 || stage > 0) { compressed(k); }
+            if (stage == 3 && replicas == 1 && has_nodes) {
+                job keeping = k;
+                keeping.secondary = group.largest_node;
+                compressed(keeping);
+            }
         }
     };
     with(1, 0, false);
