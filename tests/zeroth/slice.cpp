@@ -145,7 +145,7 @@ TEST_CASE("eight bits of masters in slices: the bits of whole blocks, masters an
             using store_type = zeroth::renewed_store<float, host_queue, zeroth::float8_wire<>>;
             store_type store(
                 zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float), static_cast<std::size_t>(n)), rank,
-                {}, 128);
+                {}, {.piece = 128});
             fill_masters(store, chain_reference<float>({t.blocks}));
             const auto losses = by_pipeline<float>(
                 world.queue(), t, store, {.slot_count = 2, .blocks_resident = residents, .write_back_every = every},

@@ -5,48 +5,29 @@
 // not wait for the computation, are ours.
 #pragma once
 
-#include <algorithm>  // min, max, any_of
+#include <algorithm>  // min, max
 #include <cstddef>    // size_t, byte
 #include <cstdint>    // bytes
-#include <deque>      // modules whose masters come
-#include <memory>     // updates
-#include <optional>   // a lane
+#include <optional>   // masters
 #include <span>       // slices
 #include <string>     // names
 #include <utility>    // move
 #include <vector>     // tickets
 
-#include <tutti/comm/self.hpp>                 // self
-#include <tutti/core/buffer.hpp>               // buffer
-#include <tutti/core/elementwise.hpp>          // copy
-#include <tutti/core/error.hpp>                // usage_error
-#include <tutti/core/text.hpp>                 // formatted
-#include <tutti/schedule/lane.hpp>             // lane
-#include <tutti/zeroth/block_store.hpp>        // block_store
-#include <tutti/zeroth/perturbation.hpp>       // apply_updates
-#include <tutti/zeroth/slice.hpp>              // whole, sliced
-#include <tutti/zeroth/transfer_counters.hpp>  // transfer_counters
-#include <tutti/zeroth/update_log.hpp>         // update_log
+#include <tutti/comm/self.hpp>                  // self
+#include <tutti/core/buffer.hpp>                // buffer
+#include <tutti/core/error.hpp>                 // usage_error
+#include <tutti/core/text.hpp>                  // formatted
+#include <tutti/schedule/lane.hpp>              // lane
+#include <tutti/zeroth/block_store.hpp>         // block_store
+#include <tutti/zeroth/detail/master_lane.hpp>  // master_lane
+#include <tutti/zeroth/detail/transfers.hpp>    // bring, take
+#include <tutti/zeroth/perturbation.hpp>        // apply_updates
+#include <tutti/zeroth/slice.hpp>               // whole, sliced
+#include <tutti/zeroth/transfer_counters.hpp>   // transfer_counters
+#include <tutti/zeroth/update_log.hpp>          // update_log
 
 namespace tutti::zeroth::detail {
-
-// Between the host and the memory of a queue, in its order.
-template <queue Q, memory H>
-void bring(const Q& q, view<const std::byte, H> in, view<std::byte, typename Q::memory_type> out) {
-    if constexpr (Q::executes_inline) {
-        copy(q, in, out);
-    } else {
-        upload(q, in, out);
-    }
-}
-template <queue Q, memory H>
-void take(const Q& q, view<const std::byte, typename Q::memory_type> in, view<std::byte, H> out) {
-    if constexpr (Q::executes_inline) {
-        copy(q, in, out);
-    } else {
-        download(q, in, out);
-    }
-}
 
 /// Modules that do not stay on the device, in the order in which they are visited, pass after pass.
 ///
@@ -77,7 +58,6 @@ public:
 
 private:
     static constexpr std::size_t nobody = static_cast<std::size_t>(-1);
-    static constexpr std::size_t pieces_under_way = 6;  // some come, some are updated, some go
     using lane = schedule::lane<comm::self<Q>>;
 
     Q q_;
@@ -92,29 +72,14 @@ private:
     bool decodes_first_;  // of the visit
     std::size_t slot_size_ = 0;
     std::size_t wire_size_ = 0;
-    std::size_t piece_size_ = 0;
-    std::size_t encoded_size_ = 0;  // of a piece
     transfer_counters counters_;
     buffer<T, Q> weights_;
     buffer<std::byte, Q> wires_;
-    buffer<std::byte, Q> pieces_;
     Exchange exchange_;  // its lane works on the buffers above
     comm::self<Q> root_;
     lane up_;
     lane off_;
-    std::optional<lane> renew_;
-    std::vector<ticket> brought_;   // by piece under way
-    std::vector<ticket> renewed_;   // by piece under way
-    std::vector<ticket> returned_;  // by piece under way
-    std::vector<ticket> remade_;    // by module
-    std::size_t next_piece_ = 0;
-    // A module whose masters are on their way.
-    struct renewing {
-        std::size_t module;
-        std::shared_ptr<const std::vector<pending_update>> updates;
-        std::size_t next;  // piece
-    };
-    std::deque<renewing> backlog_;
+    std::optional<master_lane<T, Q>> masters_;
     std::size_t current_ = 0;        // module that is visited
     std::vector<ticket> uploaded_;   // by slot
     std::vector<ticket> updated_;    // by slot, where ranks gather
@@ -129,7 +94,7 @@ private:
     std::size_t exchanging_ = 0;
     std::size_t visited_ = 0;   // whose slot is free
     std::size_t released_ = 0;  // whose module may come again
-    std::size_t end_ = 0;  // of the pass
+    std::size_t end_ = 0;       // of the pass
     bool write_all_ = false;
 
 public:
@@ -165,24 +130,7 @@ public:
                                       : 0;
         weights_ = buffer<T, Q>(q_, (decodes_first_ ? 1 : slots_) * slot_size_);
         wires_ = buffer<std::byte, Q>(q_, slots_ * wire_size_);
-        if (renewing_ != nullptr) {
-            const auto padded = [](std::size_t bytes) {
-                return (bytes + model_layout::alignment - 1) / model_layout::alignment * model_layout::alignment;
-            };
-            piece_size_ = padded(renewing_->largest_piece());
-            for (const std::size_t m : order_) {
-                if (renewing_->pieces(m) == 0) { continue; }
-                encoded_size_ = std::max(encoded_size_, padded(renewing_->encoded_piece(m, 0).count));
-            }
-            pieces_ = buffer<std::byte, Q>(q_, pieces_under_way * (piece_size_ + encoded_size_));
-            remade_.resize(store.layout().modules());
-            if constexpr (requires { q_.urgent_sibling(); }) {  // else uploads would wait behind a model's kernels
-                renew_.emplace(comm::self<Q>(q_.urgent_sibling(), {.name = "zeroth/renew"}), lanes);
-            } else {
-                renew_.emplace(root_.duplicate("renew"), lanes);
-            }
-            for (auto* all : {&brought_, &renewed_, &returned_}) { all->resize(pieces_under_way); }
-        }
+        if (renewing_ != nullptr) { masters_.emplace(q_, store_, *renewing_, order_, up_, off_, counters_, lanes); }
         store_.open(slots_ + 1);  // one for modules that stay
     }
 
@@ -229,14 +177,12 @@ public:
     /// Behind the last work that reads the arrival's weights.
     void release() {
         if (renewal_due(current_, current_)) {
-            const auto lacking = log_.pending(current_);
-            backlog_.push_back(
-                {current_, std::make_shared<std::vector<pending_update>>(lacking.begin(), lacking.end()), 0});
+            masters_->put_off(current_, log_.pending(current_));
             log_.applied(current_);
         }
         visited_ = ++released_;
         advance();
-        if (!backlog_.empty()) { renew_some((renewing_->pieces(backlog_.front().module) - 1) / write_every_ + 1); }
+        if (renewing_ != nullptr) { masters_->some(write_every_); }
     }
     /// Updates for the visitor, or whoever gathers, of a module that has come.
     [[nodiscard]] std::span<const pending_update> lacking(std::size_t m) const {
@@ -257,10 +203,7 @@ public:
         const part own = store_.own(m);
         const view<T, M> mine = to.sub(own.first, own.count);
         if (renewing_ != nullptr) {
-            const auto kept = std::make_shared<std::vector<pending_update>>(updates.begin(), updates.end());
-            for (std::size_t i = 0; i < renewing_->pieces(m); ++i) { renew(m, i, kept, {}, mine, q_, none_); }
-            static_cast<void>(remade_[m] = off_.submit("remade", [](comm::self<Q>&) {}));
-            static_cast<void>(loaded_ = renew_->submit("renewed", [](comm::self<Q>&) {}));
+            static_cast<void>(loaded_ = masters_->renew(m, updates, {}, mine, q_));
             loaded_.wait(q_);
         } else {
             const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
@@ -286,9 +229,8 @@ public:
     }
     /// Waits until every module is in its store.
     void settle() {
-        renew_all_of(nobody);
+        if (renewing_ != nullptr) { masters_->settle(); }
         for (const ticket& t : offloaded_) { t.wait(host_queue()); }
-        for (const ticket& t : remade_) { t.wait(host_queue()); }
         store_.settle();
     }
 
@@ -333,12 +275,10 @@ private:
         const view<std::byte, M> into = store_.encoded() ? wire(m, s) : as_bytes(own_of(m, s));
         ticket& slot_free = user_[s] == nobody ? none_ : offloaded_[user_[s]];
         if (renewing_ != nullptr && !renewing_->made(m)) {  // it has never traveled
-            const auto nothing = std::make_shared<std::vector<pending_update>>();
-            for (std::size_t i = 0; i < renewing_->pieces(m); ++i) { renew(m, i, nothing, into, {}, q_, slot_free); }
-            static_cast<void>(uploaded_[s] = renew_->submit("renewed", [](comm::self<Q>&) {}));
+            static_cast<void>(uploaded_[s] = masters_->renew(m, {}, into, {}, q_, slot_free));
             submit_offload("offload", m, s, view<const std::byte, M>(into), uploaded_[s]);
         } else {
-            renew_all_of(m);
+            if (renewing_ != nullptr) { masters_->rest_of(m); }
             static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
         }
         user_[s] = m;
@@ -351,64 +291,7 @@ private:
         counters_.upload_bytes += from.size();
         return up_.submit(
             name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, offloaded_[m],
-            renewing_ == nullptr ? none_ : remade_[m], store_.fetched(s));
-    }
-    // A piece of masters comes, takes `updates`, and goes back if there are any. Of it are made a part of `wire`, of the
-    // whole module, or of `weights`, behind `free`; if of neither, what travels is made and goes back too.
-    template <class... Free>
-    void renew(std::size_t m, std::size_t i, const std::shared_ptr<const std::vector<pending_update>>& updates,
-               view<std::byte, M> wire, view<T, M> weights, Free&... free) {
-        const std::size_t k = next_piece_++ % pieces_under_way;
-        const view<std::byte, M> room =
-            pieces_.view().sub(k * (piece_size_ + encoded_size_), piece_size_ + encoded_size_);
-        const view<std::byte, host> home = renewing_->masters(m, i);
-        const view<std::byte, M> here = room.sub(0, home.size());
-        const part place = renewing_->encoded_piece(m, i);
-        const bool travels = wire.empty() && weights.empty();
-        const view<std::byte, M> encoded = travels        ? room.sub(piece_size_, place.count)
-                                           : wire.empty() ? wire
-                                                          : wire.sub(place.first, place.count);
-        static_cast<void>(
-            brought_[k] = up_.submit(
-                "upload",
-                [from = view<const std::byte, host>(home), here](comm::self<Q>& c) { bring(c.queue(), from, here); },
-                renewed_[k], returned_[k], remade_[m], offloaded_[m]));
-        static_cast<void>(renewed_[k] = renew_->submit(
-                              "renew",
-                              [r = renewing_, m, i, here, updates, encoded, weights](comm::self<Q>& c) {
-                                  r->renew(c.queue(), m, i, here, *updates, encoded, weights);
-                              },
-                              brought_[k], free...));
-        counters_.uploads += 1;
-        counters_.upload_bytes += home.size();
-        if (updates->empty()) { return; }
-        const view<std::byte, host> sink =
-            travels ? store_.sink(m, 0).sub(place.first, place.count) : view<std::byte, host>();
-        static_cast<void>(returned_[k] = off_.submit(
-                              "offload",
-                              [from = view<const std::byte, M>(here), home, of = view<const std::byte, M>(encoded),
-                               sink](comm::self<Q>& c) {
-                                  take(c.queue(), from, home);
-                                  if (!sink.empty()) { take(c.queue(), of, sink); }
-                              },
-                              renewed_[k]));
-        counters_.offloads += 1;
-        counters_.offload_bytes += home.size() + sink.size();
-    }
-    // So many pieces more of the module whose turn it is. What it was when it came is up already: uploads keep their order.
-    void renew_some(std::size_t count) {
-        renewing& now = backlog_.front();
-        const std::size_t m = now.module;
-        const std::size_t end = now.next + std::min(renewing_->pieces(m) - now.next, count);
-        for (; now.next < end; ++now.next) { renew(m, now.next, now.updates, {}, {}); }
-        if (end < renewing_->pieces(m)) { return; }
-        backlog_.pop_front();
-        static_cast<void>(remade_[m] = off_.submit("remade", [](comm::self<Q>&) {}));
-    }
-    // All of a module that is waiting, and those before it; nobody: all.
-    void renew_all_of(std::size_t m) {
-        const auto waits = [&](const renewing& r) { return m == nobody || r.module == m; };
-        while (std::any_of(backlog_.begin(), backlog_.end(), waits)) { renew_some(nobody); }
+            renewing_ == nullptr ? none_ : masters_->remade(m), store_.fetched(s));
     }
     void exchange_next() {
         if constexpr (Exchange::gathers) {
