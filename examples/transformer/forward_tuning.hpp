@@ -3,7 +3,7 @@
 // and text.
 #pragma once
 
-#include <algorithm>  // max
+#include <algorithm>  // max, fill
 #include <chrono>     // step times
 #include <cmath>      // isfinite
 #include <cstdint>    // samples
@@ -11,6 +11,7 @@
 #include <memory>     // ledger, weights
 #include <numeric>    // reduce
 #include <optional>   // file
+#include <span>       // probes, weights
 #include <stdexcept>  // a run that cannot begin
 #include <vector>     // losses
 
@@ -68,18 +69,16 @@ public:
 
 /// Parameter i whole, wherever its parts are. Collective over `world` where ranks have parts.
 template <class T, class Comm>
-[[nodiscard]] std::vector<T> whole_parameter(Comm& world, tuned_weights<T>& weights, std::size_t i, std::size_t count,
-                                             bool sliced) {
-    std::vector<T> values(count, T{});
+void read_whole(Comm& world, tuned_weights<T>& weights, std::size_t i, bool sliced, std::vector<T>& values) {
+    if (sliced) { std::fill(values.begin(), values.end(), T{}); }
     weights.read(i, tutti::view<T>(values));
-    if (!sliced) { return values; }
+    if (!sliced) { return; }
     // Parts begin at multiples of 256 bytes, so that no two ranks have bits of one word: sums of words put them together.
-    std::vector<std::uint64_t> words((count * sizeof(T) + 7) / 8);
     const tutti::view<std::byte> bytes = tutti::as_bytes(tutti::view<T>(values));
+    std::vector<std::uint64_t> words((bytes.size() + 7) / 8);
     std::memcpy(words.data(), bytes.data(), bytes.size());
     world.all_reduce(tutti::view<const std::uint64_t>(words), tutti::view<std::uint64_t>(words), tutti::sum{});
     std::memcpy(bytes.data(), words.data(), bytes.size());
-    return values;
 }
 
 /// Fine-tunes, evaluates, and returns the result on every rank.
@@ -191,10 +190,12 @@ template <class Device, class Comm>
     }
     weights->flush();
     r.parameter_hash = tutti::hash_seed;
+    std::vector<T> values;
     const auto read = [&](std::size_t i) {
-        auto values = whole_parameter<T>(world, *weights, i, parameters[i].size(), sliced);
+        values.resize(parameters[i].size());
+        read_whole<T>(world, *weights, i, sliced, values);
         r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(values)), r.parameter_hash);
-        return values;
+        return std::span<const T>(values);
     };
     if (!o.save.empty() && world.rank() == 0) {
         write_weights(o.save, parameters, read);

@@ -229,7 +229,8 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
            "given less:\n" +
                names_of(gpt2_sizes) +
                "\nor, to measure mezo, zo2 and distzo2, GPT-2 with random weights of OPT's extents "
-               "(vocabulary, positions, layers, heads, width; GELU where OPT has ReLU, so no weights of OPT):\n" +
+               "(vocabulary, positions, layers or the first --layers of them, heads, width; GELU where OPT has ReLU, "
+               "so no weights of OPT):\n" +
                names_of(opt_sizes))
         ->type_name("NAME");
     app.add_option("--context", o.model.context, "tokens per sequence")
@@ -440,7 +441,9 @@ inline void choose_model(const CLI::App& app, options& o) {
                 fmt::format("{}: {} contradicts --model {}, which has {}", option, size, o.model_name, published));
         size = published;
     };
-    fix("--layers", o.model.layers, found->layers);
+    if (opt == nullptr || app.count("--layers") == 0 || o.model.layers > opt->layers) {
+        fix("--layers", o.model.layers, found->layers);
+    }
     fix("--heads", o.model.heads, found->heads);
     fix("--width", o.model.width, found->width);
     o.random_weights = opt != nullptr;

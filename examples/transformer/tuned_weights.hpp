@@ -109,10 +109,11 @@ public:
         }
         values_ = tutti::buffer<T, Q>(queue, total);
         tutti::fill(queue, values_.view(), static_cast<T>(0.0f));  // also what is between tensors
+        std::vector<T> values;
         for (const parameter_place& at : places_of_parameters(layout_)) {
             tutti::zeroth::tensor_slice s = layout_.slices(at.module)[at.slice];
             s.offset += begins_[at.module];
-            std::vector<T> values(s.count);
+            values.resize(s.count);
             first(slices_.size(), tutti::view<T>(values));
             const tutti::view<T, M> there = values_.view().sub(s.offset, s.count);
             if constexpr (M::host_accessible) {
@@ -157,9 +158,10 @@ public:
                     const tutti::zeroth::offload_options& o, Exchange exchange)
         : store_(tutti::zeroth::model_layout(modules_of(net.config()), sizeof(T), exchange.ranks()), exchange.rank()) {
         places_ = places_of_parameters(store_.layout());
+        std::vector<T> values;
         for (std::size_t i = 0; i < places_.size(); ++i) {
             const auto [m, k] = places_[i];
-            std::vector<T> values(store_.layout().slices(m)[k].count);
+            values.resize(store_.layout().slices(m)[k].count);
             first(i, tutti::view<T>(values));
             store_.write(m, k, tutti::view<const T>(values));
         }

@@ -1,6 +1,7 @@
 // Fine-tuning by forward passes alone: it lowers the loss of a trained model on a text of another kind, with the same
 // bits however ranks share the work and wherever the weights are; what moves, what is reported and what is refused.
 #include <algorithm>  // max
+#include <cmath>      // abs
 #include <cstdint>    // bytes
 #include <fstream>    // texts
 #include <string>     // command lines
@@ -50,12 +51,31 @@ TEST_CASE("it lowers the loss of a trained model on a new text, the weights on t
     scratch_folder folder;
     with_texts(folder);
     const auto from = report_of(folder, trained);
-    // Nothing moves, and the same text: what a model of layers that can go backward says, it says.
-    const auto same = report_of(folder, "--pipeline zo2 --data first --load first.safetensors --steps 1 --lr 1e-30 "
-                                        "--batch 8 --micro-batch 8");
+    // Nothing moves, and the same text: what a model of layers that can go backward says, it says, also of more tokens
+    // than it has logits of at a time. The second step has other samples than the first.
+    const auto same = report_of(folder, "--pipeline zo2 --data first --load first.safetensors --steps 2 --lr 1e-30 "
+                                        "--batch 24 --micro-batch 24");
     CHECK(same["loss"]["validation"].get<double>() ==
           doctest::Approx(from["loss"]["validation"].get<double>()).epsilon(1e-6));
+    const auto& curve = same["loss"]["curve"];
+    CHECK(std::abs(curve[0][1].get<double>() - curve[1][1].get<double>()) > 0.02);
     CHECK(same["parameter_hash"] == from["parameter_hash"]);
+
+    // So do they write the same text.
+    const auto written = [&](const std::string& pipeline) {
+        const auto run = run_program(folder, "--data first --load first.safetensors --steps 1 --lr 1e-30 --batch 8 "
+                                             "--layers 2 --heads 2 --width 32 --context 32 --pipeline " +
+                                                 pipeline);
+        REQUIRE_MESSAGE(run.code == 0, run.err);
+        const auto begin = run.out.find("---- the model writes");
+        REQUIRE(begin != std::string::npos);
+        return run.out.substr(begin, run.out.find("-----\n", begin + 400) - begin);
+    };
+    const std::string text = written("local");
+    for (const char* const pipeline : {"mezo --ranks 1", "zo2", "distzo2 --ranks 2 --sliced"}) {
+        CAPTURE(pipeline);
+        CHECK(written(pipeline) == text);
+    }
 
     const std::string line = std::string(tuning) + "--pipeline zo2 --lr 3e-4 --steps 120 --shards 2 ";
     const auto begun = report_of(folder, line + "--eval-every 1 --stop-after 2");
@@ -145,6 +165,9 @@ TEST_CASE("bytes that move, and memory: slots of a layer, whatever their number"
                 CHECK(zo2["peak_device_bytes"] == ends + slot_count * block + copy + work);
             }
         }
+        const auto validated = figures(precision + "--pipeline zo2 --layers 3 --eval-every 3");  // before the last step
+        CHECK(validated["upload_bytes"] == 4 * 3 * block);
+        CHECK(validated["offload_bytes"] == 3 * block);
         const auto resident = figures(precision + "--pipeline zo2 --layers 4 --slots 2 --blocks-resident 1");
         CHECK(resident["upload_bytes"] == 4 * 3 * block);
         CHECK(resident["offload_bytes"] == 3 * block);

@@ -59,6 +59,9 @@ TEST_CASE("OPT's extents: a layer has its published number of parameters, heads 
         CHECK(o.random_weights);
     }
     CHECK(parsed("--model opt-13b --context 64").model.position_rows() == 2048);
+    CHECK(parsed("--model opt-175b --layers 8").model.layers == 8);
+    CHECK_THROWS_WITH_AS((void)parsed("--model opt-175b --layers 97"),
+                         "--layers: 97 contradicts --model opt-175b, which has 96", bad_input);
     CHECK_FALSE(parsed("--model gpt2-124m").random_weights);
 }
 

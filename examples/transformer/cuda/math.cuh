@@ -324,7 +324,11 @@ public:
 
     void classify(matrix<const T> in, matrix<const T> table, matrix<T> logits) {
         if (in.rows == 0) { return; }
-        products_.multiply<T>(in, across(padded_table(table, logits.stride)), padded(logits));
+        if (table.rows == logits.columns && table.rows % group == 0 && in_groups(table)) {  // aligned without padding
+            products_.multiply<T>(in, across(table), logits);
+        } else {
+            products_.multiply<T>(in, across(padded_table(table, logits.stride)), padded(logits));
+        }
     }
     [[nodiscard]] double loss(matrix<T> logits) {
         tutti::fill(queue_, alone_.view(), 0.0);
