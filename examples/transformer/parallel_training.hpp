@@ -393,6 +393,7 @@ template <class Device, class World>
         if (!o.load.empty()) { rank.load_masters(o.load, strategy); }
     }
     rank.find_owned(strategy);
+    if (Device::is_accelerator) { net.rehearse(strategy); }
     rank.expect_same();
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
