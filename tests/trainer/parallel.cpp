@@ -109,6 +109,13 @@ TEST_CASE("in float, and with a vocabulary that does not divide") {
     CHECK(distance(train_on_threads<float>(o, text()), alone_in_float) <= 1e-5);
 }
 
+TEST_CASE("gradients of many buckets, on their way while the last micro-batch goes backward") {
+    auto alone = run_of("local"), cut = run_of("3d", {1, 2, 2});
+    alone.model.width = cut.model.width = 64;
+    alone.steps = cut.steps = 3;
+    CHECK(distance(train_on_threads<double>(cut, text()), train_on_threads<double>(alone, text())) <= bar);
+}
+
 TEST_CASE("bytes along each dimension are those of the formulas") {
     const std::uint64_t m = 8, rows = 16, w = 16, layers = 8, e = sizeof(double), activation = rows * w * e;
     const auto bytes = [&](const options& o) { return train_on_threads<double>(o, text()).parallel->bytes; };
