@@ -72,7 +72,9 @@ public:
 
     public:
         placed(stages& own, S& strategy) : own_(own), strategy_(strategy) {}
-        [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) { return strategy_.before_use(own_.place_of(i)); }
+        [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) {
+            return strategy_.before_use(own_.place_of(i));
+        }
         void after_use(std::size_t i) { strategy_.after_use(own_.place_of(i)); }
         [[nodiscard]] tutti::view<T, M> gradient(std::size_t i) { return strategy_.gradient(own_.place_of(i)); }
         void gradient_ready(std::size_t i) {
@@ -348,9 +350,9 @@ private:
     const schedule_type& schedule_;
     int rank_;
     tensor_part part_;
-    std::vector<std::size_t> place_;                // by number in the whole model
+    std::vector<std::size_t> place_;                   // by number in the whole model
     std::vector<std::list<memory_of_pass>> memories_;  // by stage
-    std::vector<int> expected_;                     // by place: announcements until the gradient is complete
+    std::vector<int> expected_;                        // by place: announcements until the gradient is complete
     const std::vector<batch>* batches_ = nullptr;
     real scale_ = 1;
     std::function<void(const char*, const std::function<void()>&)> timer_;
