@@ -27,7 +27,9 @@ void embedding_forward(tokens in, std::span<const std::int64_t> positions, matri
         if (in[i] == no_target || position_rows.data == nullptr) {
             std::fill(y, y + out.columns, T{0});
             if (in[i] != no_target) { std::copy_n(token_rows.row(in[i]), out.columns, y); }
-            if (position_rows.data != nullptr) { std::copy_n(position_rows.row(static_cast<int>(positions[i])), out.columns, y); }
+            if (position_rows.data != nullptr) {
+                std::copy_n(position_rows.row(static_cast<int>(positions[i])), out.columns, y);
+            }
             continue;
         }
         const T* const token = token_rows.row(in[i]);

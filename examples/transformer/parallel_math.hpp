@@ -45,8 +45,8 @@ private:
     tutti::parallel::tensor_group<C>* group_;
     tutti::parallel::vocabulary_share share_;
     tutti::parallel::vocabulary_cross_entropy<C, T> entropy_;
-    std::vector<std::uint16_t> here_;       // tokens of this rank's part of the table
-    tutti::buffer<double, Q> total_;        // of the losses that take_loss() will fetch, then those of the rows at hand
+    std::vector<std::uint16_t> here_;  // tokens of this rank's part of the table
+    tutti::buffer<double, Q> total_;   // of the losses that take_loss() will fetch, then those of the rows at hand
     tutti::buffer<real, Q> normalizers_;
     clock::duration adding_{};
 
@@ -65,8 +65,8 @@ private:
         if (normalizers_.size() < rows) { normalizers_ = tutti::buffer<real, Q>(this->queue(), rows); }
         entropy_.forward(tutti::view<const T, M>(logits.data, logits.size()), this->targets(),
                          total.view().sub(1, rows), normalizers_.view().sub(0, rows));
-        tutti::run(this->queue(), tutti::optimize::ordered_sum_operation<M>{total.view().sub(0, rows + 1),
-                                                                           total.view().sub(0, 1)});
+        tutti::run(this->queue(),
+                   tutti::optimize::ordered_sum_operation<M>{total.view().sub(0, rows + 1), total.view().sub(0, 1)});
     }
     [[nodiscard]] tutti::buffer<double, Q> total_for(std::size_t rows) const {
         tutti::buffer<double, Q> total(this->queue(), rows + 1);

@@ -3,7 +3,7 @@
 // Needs data.hpp, options.hpp and report.hpp.
 #pragma once
 
-#include <tutti/core/deadline.hpp>                // time zero of traces
+#include <tutti/core/deadline.hpp>               // time zero of traces
 #include <tutti/parallel/pipeline_schedule.hpp>  // pipeline_schedule
 
 #include "data.hpp"

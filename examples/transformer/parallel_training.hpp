@@ -17,16 +17,16 @@
 #include <utility>     // move
 #include <vector>      // micro-batches
 
-#include <fmt/format.h>                      // messages
-#include <tutti/comm/counted.hpp>            // bytes on the wire
-#include <tutti/optimize/learning_rate.hpp>  // schedule
-#include <tutti/parallel/gradient_norm.hpp>  // model_norm
-#include <tutti/parallel/mesh.hpp>           // who does what
-#include <tutti/parallel/pipeline.hpp>       // pipeline
+#include <fmt/format.h>                        // messages
+#include <tutti/comm/counted.hpp>              // bytes on the wire
+#include <tutti/optimize/learning_rate.hpp>    // schedule
+#include <tutti/parallel/gradient_norm.hpp>    // model_norm
+#include <tutti/parallel/mesh.hpp>             // who does what
+#include <tutti/parallel/pipeline.hpp>         // pipeline
 #include <tutti/parallel/pipeline_replay.hpp>  // bubbles
-#include <tutti/parallel/tied_weights.hpp>   // both ends, copies
-#include <tutti/schedule/span.hpp>           // spans of the trace
-#include <tutti/schedule/timeline.hpp>       // trace
+#include <tutti/parallel/tied_weights.hpp>     // both ends, copies
+#include <tutti/schedule/span.hpp>             // spans of the trace
+#include <tutti/schedule/timeline.hpp>         // trace
 
 #include "any_strategy.hpp"
 #include "data.hpp"
@@ -121,8 +121,8 @@ public:
             if (net_.place_of(i) != net_.nowhere) { numbers_.push_back(i); }
         }
         pipe_.emplace(std::move(along_pipeline_), schedule_,
-                      tutti::parallel::pipeline_options{.elements = {border()},
-                                                        .recompute = o.recompute == static_cast<int>(recompute::stages)});
+                      tutti::parallel::pipeline_options{
+                          .elements = {border()}, .recompute = o.recompute == static_cast<int>(recompute::stages)});
     }
 
     [[nodiscard]] const tutti::parallel::mesh& grid() const { return mesh_; }
@@ -221,7 +221,9 @@ public:
             }
             tutti::buffer<T, Q> out(net_.queue(), stage == last_stage() ? 0 : count);
             loss += net_.score(weights, stage, b, length, tutti::view<const T, M>(in.view()), out.view());
-            if (to != comm.rank()) { comm.exchange(std::array{tutti::comm::send_to(to, tutti::view<const T, M>(out.view()))}); }
+            if (to != comm.rank()) {
+                comm.exchange(std::array{tutti::comm::send_to(to, tutti::view<const T, M>(out.view()))});
+            }
             in = std::move(out);
         }
         return leads_last_stage() ? loss : 0;
@@ -393,6 +395,7 @@ template <class Device, class World>
         if (!o.load.empty()) { rank.load_masters(o.load, strategy); }
     }
     rank.find_owned(strategy);
+    net.rehearse(strategy);
     rank.expect_same();
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
@@ -409,9 +412,7 @@ template <class Device, class World>
     }
     r.levels.emplace_back(1, std::vector<int>());
     r.peak_flops = device.peak_flops();
-    if (Device::is_accelerator) {
-        shown.compare_with(flops_per_token(o.model, r.parameters), r.peak_flops * o.ranks);
-    }
+    if (Device::is_accelerator) { shown.compare_with(flops_per_token(o.model, r.parameters), r.peak_flops * o.ranks); }
 
     const int part = o.batch / o.dp;
     const double of_loss = 1.0 / (static_cast<double>(part) * o.model.context);
@@ -436,8 +437,8 @@ template <class Device, class World>
         const auto begin = clock::now();
         for (std::size_t m = 0; m < micro_batches.size(); ++m) {
             const auto first = static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(o.batch) +
-                static_cast<std::uint64_t>(rank.coordinate(dimension::data) * part) +
-                m * static_cast<std::uint64_t>(o.micro_batch);
+                               static_cast<std::uint64_t>(rank.coordinate(dimension::data) * part) +
+                               m * static_cast<std::uint64_t>(o.micro_batch);
             draw(micro_batches[m], text.training(), o.seed, first, static_cast<std::size_t>(o.micro_batch),
                  o.model.context);
         }
@@ -502,7 +503,8 @@ template <class Device, class World>
     published<T, M> weights{net.parameters()};
     r.validation.emplace_back(last_step, rank.evaluate(weights, text.validation()));
     if (!o.quiet) {
-        r.sample = o.token_file.empty() ? rank.generate(weights, '\n', 400) : rank.generate(weights, gpt2_end_of_text, 64);
+        r.sample =
+            o.token_file.empty() ? rank.generate(weights, '\n', 400) : rank.generate(weights, gpt2_end_of_text, 64);
     }
 
     for (std::size_t step = 0; step < losses.size(); ++step) {

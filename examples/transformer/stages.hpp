@@ -13,6 +13,7 @@
 
 #include <tutti/core/buffer.hpp>                 // storage
 #include <tutti/core/elementwise.hpp>            // copy, fill
+#include <tutti/core/run.hpp>                    // fetch
 #include <tutti/core/state.hpp>                  // hash_bytes
 #include <tutti/parallel/pipeline.hpp>           // stage_call
 #include <tutti/parallel/pipeline_schedule.hpp>  // pipeline_schedule
@@ -71,7 +72,9 @@ public:
 
     public:
         placed(stages& own, S& strategy) : own_(own), strategy_(strategy) {}
-        [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) { return strategy_.before_use(own_.place_of(i)); }
+        [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) {
+            return strategy_.before_use(own_.place_of(i));
+        }
         void after_use(std::size_t i) { strategy_.after_use(own_.place_of(i)); }
         [[nodiscard]] tutti::view<T, M> gradient(std::size_t i) { return strategy_.gradient(own_.place_of(i)); }
         void gradient_ready(std::size_t i) {
@@ -141,6 +144,34 @@ public:
     [[nodiscard]] std::uint64_t hash() const {
         const auto all = on_host<T>(math_.queue(), tutti::view<const T, M>(values_));
         return tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(all)));
+    }
+
+    /// Runs every pass once on zeros, and waits. A device loads kernels and sets up products when they are first used,
+    /// and may wait for all its streams to do so: it must not come to that while one waits for another rank. The next
+    /// step begins as if this had not been. Collective over the tensor group.
+    template <class S> void rehearse(S& strategy) {
+        placed<S> s(*this, strategy);
+        std::vector<batch> zeros(static_cast<std::size_t>(schedule_.micro_batches));
+        const auto rows = static_cast<std::size_t>(this->most_rows_);
+        for (batch& b : zeros) {
+            b.in.assign(rows, 0);
+            b.targets = b.in;
+        }
+        begin(zeros, 1);
+        expected_.assign(parameters_.size(), 0);  // nothing is announced
+        const std::size_t elements = rows * static_cast<std::size_t>(config_.width);
+        const tutti::buffer<T, Q> in(this->memory_, elements), out(this->memory_, elements);
+        tutti::fill(math_.queue(), in.view(), static_cast<T>(0.0f));
+        for (int stage = 0; stage < schedule_.stages(); ++stage) {
+            if (!holds(stage)) { continue; }
+            const call c{stage, 0, 0, true};
+            const tutti::view<const T, M> zero = in.view();
+            forward(s, c, zero, out.view());
+            backward_input(s, c, zero, zero, out.view());
+            backward_weight(s, c);
+        }
+        static_cast<void>(take_loss());
+        static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{}));
     }
 
     /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).
@@ -319,9 +350,9 @@ private:
     const schedule_type& schedule_;
     int rank_;
     tensor_part part_;
-    std::vector<std::size_t> place_;                // by number in the whole model
+    std::vector<std::size_t> place_;                   // by number in the whole model
     std::vector<std::list<memory_of_pass>> memories_;  // by stage
-    std::vector<int> expected_;                     // by place: announcements until the gradient is complete
+    std::vector<int> expected_;                        // by place: announcements until the gradient is complete
     const std::vector<batch>* batches_ = nullptr;
     real scale_ = 1;
     std::function<void(const char*, const std::function<void()>&)> timer_;

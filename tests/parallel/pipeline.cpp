@@ -339,7 +339,8 @@ TEST_CASE("ranks of a run wait for one another as long as the formulas say") {
                           {zero_bubble_v(4, 12), {}, 0, 0}};
     for (const golden& g : all) {
         CAPTURE(g.schedule.name);
-        std::vector<clocked_stages> ranks(static_cast<std::size_t>(g.schedule.ranks), clocked_stages{g.schedule, g.times});
+        std::vector<clocked_stages> ranks(static_cast<std::size_t>(g.schedule.ranks),
+                                          clocked_stages{g.schedule, g.times});
         threads::launch(g.schedule.ranks, [&](threads& c) {
             clocked_stages& mine = ranks[static_cast<std::size_t>(c.rank())];
             pipeline_options o;

@@ -109,6 +109,13 @@ TEST_CASE("in float, and with a vocabulary that does not divide") {
     CHECK(distance(train_on_threads<float>(o, text()), alone_in_float) <= 1e-5);
 }
 
+TEST_CASE("gradients of many buckets, on their way while the last micro-batch goes backward") {
+    auto alone = run_of("local"), cut = run_of("3d", {1, 2, 2});
+    alone.model.width = cut.model.width = 64;
+    alone.steps = cut.steps = 3;
+    CHECK(distance(train_on_threads<double>(cut, text()), train_on_threads<double>(alone, text())) <= bar);
+}
+
 TEST_CASE("bytes along each dimension are those of the formulas") {
     const std::uint64_t m = 8, rows = 16, w = 16, layers = 8, e = sizeof(double), activation = rows * w * e;
     const auto bytes = [&](const options& o) { return train_on_threads<double>(o, text()).parallel->bytes; };
@@ -222,17 +229,21 @@ TEST_CASE("what cannot be is refused with the reason") {
           "--layers: 8 layers cannot be divided among the 3 stages of 1f1b on 3 ranks");
     CHECK(refused("pp", [](O& o) { o.pp = 8, o.pipeline_schedule = "interleaved"; }) ==
           "--layers: 8 layers cannot be divided among the 16 stages of interleaved on 8 ranks");
-    CHECK(refused("pp", [](O& o) { o.pp = 2, o.batch = 7, o.pipeline_schedule = "interleaved"; })
-              .starts_with("--pipeline-schedule: interleaved: "));
-    CHECK(refused("pp", [](O& o) { o.pp = 2, o.batch = 2, o.pipeline_schedule = "dualpipe"; })
-              .starts_with("--pipeline-schedule: dual_pipe: "));
+    CHECK(refused("pp", [](O& o) {
+              o.pp = 2, o.batch = 7, o.pipeline_schedule = "interleaved";
+          }).starts_with("--pipeline-schedule: interleaved: "));
+    CHECK(refused("pp", [](O& o) {
+              o.pp = 2, o.batch = 2, o.pipeline_schedule = "dualpipe";
+          }).starts_with("--pipeline-schedule: dual_pipe: "));
     CHECK(refused("pp", [](O& o) { o.pipeline_schedule = "2f2b"; }) ==
           "--pipeline-schedule: '2f2b' is not one of gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe");
     CHECK(refused("pp", [](O& o) { o.pp = 2, o.pipeline_schedule = "zb-v", o.recompute = 1; }) ==
           "--recompute: 'zb-v' computes weights' gradients later, from what forward kept: 0 or 3");
     CHECK(refused("3d", [](O& o) { o.dp = 3, o.tp = o.pp = 1; }) ==
           "--batch: 8 sequences cannot be divided among 3 replicas");
-    CHECK(refused("3d", [](O& o) { o.checkpoint = "x"; }) == "--checkpoint: pipeline '3d' has none; --save writes weights");
+    CHECK(refused("pp", [](O& o) { o.device = "cuda", o.pp = 2; }) == "--device: pipeline 'pp' runs on the CPU");
+    CHECK(refused("3d", [](O& o) { o.checkpoint = "x"; }) ==
+          "--checkpoint: pipeline '3d' has none; --save writes weights");
 }
 
 }  // namespace

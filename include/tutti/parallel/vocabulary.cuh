@@ -6,7 +6,7 @@
 #include <cstddef>  // size_t
 #include <cstdint>  // targets
 
-#include <tutti/core/cuda_run.cuh>         // start
+#include <tutti/core/cuda_run.cuh>        // start
 #include <tutti/parallel/vocabulary.hpp>  // operations
 
 namespace tutti::parallel {
@@ -75,12 +75,11 @@ template <class O> __global__ void __launch_bounds__(vocabulary_threads) gradien
 /// Cost: one read of the logits.
 template <floating_element T> void launch(const cuda_queue& q, const logit_maxima_operation<T, device_memory>& op) {
     using operation = logit_maxima_operation<T, device_memory>;
-    tutti::detail::start(q, op.name, detail::largest_logits<operation>,
-                         op.largest.size() * detail::vocabulary_threads, detail::vocabulary_threads, op);
+    tutti::detail::start(q, op.name, detail::largest_logits<operation>, op.largest.size() * detail::vocabulary_threads,
+                         detail::vocabulary_threads, op);
 }
 /// Determinism  a function of the logits. Cost: one read of the logits.
-template <floating_element T>
-void launch(const cuda_queue& q, const exponential_sums_operation<T, device_memory>& op) {
+template <floating_element T> void launch(const cuda_queue& q, const exponential_sums_operation<T, device_memory>& op) {
     using operation = exponential_sums_operation<T, device_memory>;
     tutti::detail::start(q, op.name, detail::sums_of_exponentials<operation>,
                          op.targets.size() * detail::vocabulary_threads, detail::vocabulary_threads, op);

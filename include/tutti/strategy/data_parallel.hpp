@@ -12,26 +12,26 @@
 #include <utility>   // move
 #include <vector>    // buckets
 
-#include <tutti/comm/communicator.hpp>                 // communicator, can_all_reduce
-#include <tutti/comm/self.hpp>                         // local
-#include <tutti/core/buffer.hpp>                       // storage
-#include <tutti/core/elementwise.hpp>                  // copy
-#include <tutti/core/hash.hpp>                         // hash_operation
-#include <tutti/core/stochastic_rounding.hpp>          // half_element
-#include <tutti/core/text.hpp>                         // formatted
-#include <tutti/optimize/clip.hpp>                     // global_norm
-#include <tutti/optimize/optimizer.hpp>                // optimizer
-#include <tutti/optimize/publication.hpp>              // publication
-#include <tutti/schedule/bucket.hpp>                   // plan_buckets
-#include <tutti/schedule/lane.hpp>                     // lane
-#include <tutti/schedule/span.hpp>                     // moment_of
+#include <tutti/comm/communicator.hpp>                  // communicator, can_all_reduce
+#include <tutti/comm/self.hpp>                          // local
+#include <tutti/core/buffer.hpp>                        // storage
+#include <tutti/core/elementwise.hpp>                   // copy
+#include <tutti/core/hash.hpp>                          // hash_operation
+#include <tutti/core/stochastic_rounding.hpp>           // half_element
+#include <tutti/core/text.hpp>                          // formatted
+#include <tutti/optimize/clip.hpp>                      // global_norm
+#include <tutti/optimize/optimizer.hpp>                 // optimizer
+#include <tutti/optimize/publication.hpp>               // publication
+#include <tutti/schedule/bucket.hpp>                    // plan_buckets
+#include <tutti/schedule/lane.hpp>                      // lane
+#include <tutti/schedule/span.hpp>                      // moment_of
 #include <tutti/strategy/detail/changed_gradients.hpp>  // changed
-#include <tutti/strategy/detail/gradient_storage.hpp>  // gradient_storage
-#include <tutti/strategy/detail/micro_batches.hpp>     // micro_batch_order
-#include <tutti/strategy/detail/parameter_list.hpp>    // expect_valid, agree_on
-#include <tutti/strategy/detail/rounding.hpp>          // round_values
-#include <tutti/strategy/gradient_exchange.hpp>        // gradient_exchange
-#include <tutti/strategy/strategy.hpp>                 // parameter
+#include <tutti/strategy/detail/gradient_storage.hpp>   // gradient_storage
+#include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order
+#include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on
+#include <tutti/strategy/detail/rounding.hpp>           // round_values
+#include <tutti/strategy/gradient_exchange.hpp>         // gradient_exchange
+#include <tutti/strategy/strategy.hpp>                  // parameter
 
 namespace tutti::strategy {
 
@@ -284,7 +284,8 @@ private:
         const std::optional<double> norm = detail::changed(change, gradients_.flat());
         step_result result;
         const double gradient_factor = 1 / order_.loss_scale();
-        result.norm = gradient_factor *
+        result.norm =
+            gradient_factor *
             (norm ? *norm
                   : optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0, plan_.elements,
                                           norm_scratch_.view(), [this](view<double, M> x) { sum_over_shards(x); }));

@@ -262,8 +262,8 @@ public:
         const view<const T, M> mine = gradients_->shard().shard();
         step_result result;
         const double gradient_factor = 1 / order_.loss_scale();
-        result.norm =
-            gradient_factor * (norm ? *norm : exchanged_->among(comm_, [&](C& group) { return (*norm_)(group, mine); }));
+        result.norm = gradient_factor *
+                      (norm ? *norm : exchanged_->among(comm_, [&](C& group) { return (*norm_)(group, mine); }));
         result.skipped = !std::isfinite(result.norm);
         if (result.skipped) {
             ++skipped_;
