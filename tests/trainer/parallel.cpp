@@ -52,7 +52,11 @@ options run_of(const char* pipeline, layout l = {}, const char* schedule = "1f1b
 }
 
 const transformer::corpus& text() {
-    static const auto made = some_text(16);
+    static const transformer::corpus made = [] {  // little of it: validation goes through the pipelines too
+        const auto whole = some_text(16);
+        const auto part = whole.training().first(3000);
+        return transformer::corpus(std::vector<std::uint8_t>(part.begin(), part.end()), 16);
+    }();
     return made;
 }
 const transformer::result& on_one_rank() {
@@ -93,8 +97,10 @@ TEST_CASE("however the model is cut, and by every schedule: the losses of one ra
     for (const char* const schedule : {"gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe"}) {
         CAPTURE(schedule);
         CHECK(from_one_rank(run_of("pp", {1, 2}, schedule, 0, 0)) <= bar);
-        CHECK(from_one_rank(run_of("3d", {2, 2}, schedule, 1, 3)) <= bar);
     }
+    CHECK(from_one_rank(run_of("3d", {2, 2}, "zb-v", 1, 3)) <= bar);
+    CHECK(from_one_rank(run_of("3d", {2, 2}, "dualpipe", 1, 3)) <= bar);
+    CHECK(from_one_rank(run_of("3d", {2, 2}, "interleaved", 1, 3)) <= bar);
     CHECK(from_one_rank(run_of("pp", {1, 2}, "1f1b", 0, 2)) <= bar);  // layer normalization computed again
 }
 
