@@ -47,7 +47,7 @@ template <class Math, class Strategy> void read_masters(weights_file& file, mode
     using M = typename model<Math>::memory_type;
     const auto state = strategy.state();
     for (std::size_t i = 0; i < net.parameters().size(); ++i) {
-        const auto& e = detail::entry_of<R, M>(state, net.parameters()[i].name + "/value");
+        const auto e = detail::entry_of<R, M>(state, net.parameters()[i].name + "/value");
         const tutti::view<R, M> own = detail::elements_of<R, M>(e);
         std::vector<R> all(net.parameters()[i].value.size());
         file.read(i, tutti::view<R>(all));
@@ -71,7 +71,7 @@ template <class World, class Math, class Strategy>
     std::vector<std::vector<R>> all;
     const auto state = strategy.state();
     for (const auto& p : net.parameters()) {
-        const auto& e = detail::entry_of<R, M>(state, p.name + "/value");
+        const auto e = detail::entry_of<R, M>(state, p.name + "/value");
         const tutti::view<const R, M> own = detail::elements_of<R, M>(e);
         // A replica's ranks have its elements once. Of a piece that several ranks have the first one sends it.
         const auto pieces = world.gather_control({e.offset, own.size(), 0, 0});

@@ -151,7 +151,7 @@ public:
         const auto whole = whole_model();
         const auto state = strategy.state();
         for (const std::size_t i : numbers_) {
-            const auto& e = detail::entry_of<R, M>(state, net_.declared(i).name + "/value");
+            const auto e = detail::entry_of<R, M>(state, net_.declared(i).name + "/value");
             const tutti::view<R, M> own = detail::elements_of<R, M>(e);
             const std::vector<R> part = part_of_file<R>(file, whole, i);
             const auto first = part.begin() + static_cast<std::ptrdiff_t>(e.offset);
@@ -166,7 +166,7 @@ public:
         const auto state = strategy.state();
         const R* const begin = strategy.owned().data();
         for (const std::size_t i : numbers_) {
-            const auto& e = detail::entry_of<R, M>(state, net_.declared(i).name + "/value");
+            const auto e = detail::entry_of<R, M>(state, net_.declared(i).name + "/value");
             const auto own = detail::elements_of<R, M>(e);
             bool counted = cut_of(i, o_.model) != cut::whole || group_.counts_replicated();
             if (i == token_table) {
@@ -305,7 +305,7 @@ public:
         std::size_t offset = 0;
         if (has) {
             const auto state = strategy.state();
-            const auto& e = detail::entry_of<R, M>(state, net_.declared(i).name + "/value");
+            const auto e = detail::entry_of<R, M>(state, net_.declared(i).name + "/value");
             own = detail::elements_of<R, M>(e);
             offset = e.offset;
         }

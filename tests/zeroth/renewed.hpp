@@ -76,7 +76,7 @@ template <class T, class Convert, class Round> struct renewed_reference {
             const chain_reference<T> before = seen;
             masters.update(change);
             seen.update(change);
-            updates += change.empty() ? 0 : 1;
+            updates += change.empty() ? 0u : 1u;
             for (std::size_t m = 0; m < layout.modules() && !replay; ++m) {
                 if (stays(m)) { continue; }
                 for (const zeroth::tensor_slice& s : layout.slices(m)) { seen.set(s.tensor, before.values(s.tensor)); }
