@@ -117,7 +117,7 @@ TEST_CASE_FIXTURE(fixture, "each call's error is told once, with CUDA's words, a
     failing("cudaEventQuery", [&] { static_cast<void>(e.ready()); });
     failing("cudaStreamWaitEvent", [&] { q.wait(e); });
     failing("cudaMallocFromPoolAsync", [&] { static_cast<void>(q.allocate(8)); });
-    failing("cudaStreamCreateWithFlags", [&] { static_cast<void>(q.sibling()); });
+    failing("cudaStreamCreateWithPriority", [&] { static_cast<void>(q.sibling()); });
     failing("cudaHostAlloc", [&] { static_cast<void>(pinned_queue().allocate(8)); });
     failing("cudaGetDevice", [&] { static_cast<void>(cuda_queue()); });
     CHECK_THROWS_AS(cuda_queue(99), backend_error);
