@@ -61,7 +61,7 @@ inline void complete(zeroth_options& o, const std::string& pipeline, int layers,
     if (o.blocks_resident > layers) {
         refuse(fmt::format("--blocks-resident: {} blocks of a model of {}", o.blocks_resident, layers));
     }
-    if (o.slot_count == 0) { o.slot_count = zeroth_options::usual_slots; }
+    if (o.slot_count == 0 && o.offloads(pipeline)) { o.slot_count = zeroth_options::usual_slots; }
 }
 
 }  // namespace transformer
