@@ -298,10 +298,11 @@ TEST_CASE("synchronous steps are refused over an inner strategy that does not sh
 TEST_CASE("an automatic period is chosen behind three rounds, the same on all ranks, from what was measured") {
     constexpr int n = 2;
     for (const int delay : {0, 1}) {
-        // 1804 bytes at 10 kB/s: 180 ms a mean, against steps of microseconds, and then of 20 ms on the first rank, for
-        // which the other waits inside the mean. What is in flight when the period is chosen is still so when it is
-        // judged here.
-        for (const int pause : {0, 20}) {
+        // 1804 bytes at 10 kB/s: 180 ms a mean, against steps of microseconds. Then 45 ms a mean, and steps of 40 ms on
+        // the first rank: the other comes 80 ms early and waits, so that the means differ. What is in flight when the
+        // period is chosen is still so when it is judged here.
+        for (const int pause : {0, 40}) {
+            const char* const network = pause == 0 ? "10KB" : "40KB";
             CAPTURE(delay);
             CAPTURE(pause);
             std::vector<std::size_t> periods(n);
@@ -314,7 +315,7 @@ TEST_CASE("an automatic period is chosen behind three rounds, the same on all ra
                 rule.synchronous_steps = 1;
                 toy<float> t;
                 using slow = comm::shaped<threads>;
-                engine<sgd, slow> s(slow(world.duplicate("across"), comm::shaped_network::parse("10KB")),
+                engine<sgd, slow> s(slow(world.duplicate("across"), comm::shaped_network::parse(network)),
                                     local<sgd>(self{}), rule, {.trace = &trace});
                 s.attach(t.parameters);
                 for (int k = 0; k < 12; ++k) {
