@@ -9,7 +9,6 @@
 #include <cstdint>    // samples
 #include <cstring>    // memcpy
 #include <memory>     // ledger, weights
-#include <numeric>    // reduce
 #include <optional>   // file
 #include <span>       // probes, weights
 #include <stdexcept>  // a run that cannot begin
@@ -209,19 +208,8 @@ template <class Device, class Comm>
     figures.skipped = driver.skipped();
     figures.host_bytes = weights->host_bytes();
     figures.peak_device_bytes = queue.account().peak();
-    std::vector<double> seconds = r.step_seconds;
-    seconds.push_back(gathered());
-    seconds.push_back(figures.overlap_efficiency);
-    world.all_reduce(tutti::view<const double>(seconds), tutti::view<double>(seconds), tutti::sum{});
-    for (double& x : seconds) { x /= o.ranks; }
-    figures.overlap_efficiency = seconds.back();
-    seconds.pop_back();
-    r.exposed_seconds = seconds.back();
-    seconds.pop_back();
-    r.step_seconds = seconds;
-    r.total_seconds = std::reduce(seconds.begin(), seconds.end());
-    r.compute_seconds = r.total_seconds - r.exposed_seconds;
-    r.step_median = detail::median(seconds);
+    figures.overlap_efficiency = detail::mean_over_ranks(world, {figures.overlap_efficiency})[0];
+    detail::tell_seconds(r, world, r.step_seconds, gathered());
     for (const auto& record :
          world.gather_control({sent_in_steps / steps, figures.peak_device_bytes, figures.host_bytes, 0})) {
         r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);

@@ -510,18 +510,7 @@ template <class Device, class World>
     for (std::size_t step = 0; step < losses.size(); ++step) {
         r.training.emplace_back(static_cast<int>(step) + 1, losses[step]);
     }
-    std::vector<double> seconds = step_seconds;
-    seconds.push_back(exposed);
-    seconds.push_back(detail::median(step_seconds));
-    world.all_reduce(tutti::view<const double>(seconds), tutti::view<double>(seconds), tutti::sum{});
-    for (double& x : seconds) { x /= o.ranks; }
-    r.step_median = seconds.back();
-    seconds.pop_back();
-    r.exposed_seconds = seconds.back();
-    seconds.pop_back();
-    r.step_seconds = seconds;
-    r.total_seconds = std::reduce(seconds.begin(), seconds.end());
-    r.compute_seconds = r.total_seconds - r.exposed_seconds;
+    detail::tell_seconds(r, world, step_seconds, exposed);
     parallel_result parallel;
     parallel.micro_batches = rank.schedule().micro_batches;
     parallel.stages = rank.schedule().stages();
@@ -537,14 +526,12 @@ template <class Device, class World>
         r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, all / steps);
     }
     r.parallel = parallel;
-    const tutti::memory_account &used = queue.account(), &by_model = net.account();
-    const std::size_t peak = used.peak() + (&used == &by_model ? 0 : by_model.peak());
+    const std::size_t peak = detail::peak_of(queue.account(), net.account());
     for (const auto& record : world.gather_control({peak, 0, 0, 0})) {
         r.peak_bytes = std::max<std::uint64_t>(r.peak_bytes, record[0]);
     }
-    const std::size_t traced = std::min<std::size_t>(steps_traced.size(), 1000);  // a viewer takes no more
-    const auto since = traced == 0 ? origin : steps_traced[steps_traced.size() - traced].begin;
-    r.trace = tutti::schedule::timeline::document(detail::gather_texts(world, trace.events(since)));
+    r.trace = tutti::schedule::timeline::document(
+        detail::gather_texts(world, trace.events(detail::since_last(steps_traced, origin))));
     return r;
 }
 

@@ -2,7 +2,7 @@
 // Needs model, data, report, progress. All ranks call train() with the same options and text.
 #pragma once
 
-#include <algorithm>  // nth_element
+#include <algorithm>  // min, nth_element
 #include <chrono>     // step times
 #include <cmath>      // pow
 #include <cstdint>    // tokens
@@ -103,6 +103,38 @@ namespace detail {
     const auto middle = v.begin() + static_cast<std::ptrdiff_t>(v.size() / 2);
     std::nth_element(v.begin(), middle, v.end());
     return *middle;
+}
+
+/// Of numbers that every rank has one of each.
+template <class Comm> [[nodiscard]] std::vector<double> mean_over_ranks(Comm& world, std::vector<double> v) {
+    world.all_reduce(tutti::view<const double>(v), tutti::view<double>(v), tutti::sum{});
+    for (double& x : v) { x /= world.size(); }
+    return v;
+}
+
+/// Times of steps, as means over ranks: those of this one, and for how long it waited in all of them.
+template <class Comm> void tell_seconds(result& r, Comm& world, const std::vector<double>& of_steps, double exposed) {
+    std::vector<double> all = of_steps;
+    all.insert(all.end(), {exposed, median(of_steps)});
+    all = mean_over_ranks(world, std::move(all));
+    r.step_median = all.back();
+    all.pop_back();
+    r.exposed_seconds = all.back();
+    all.pop_back();
+    r.total_seconds = std::reduce(all.begin(), all.end());
+    r.compute_seconds = r.total_seconds - r.exposed_seconds;
+    r.step_seconds = std::move(all);
+}
+
+/// Bytes on a rank's device: of the training's queue and, where it has one of its own, of the model's.
+[[nodiscard]] inline std::size_t peak_of(const tutti::memory_account& used, const tutti::memory_account& by_model) {
+    return used.peak() + (&used == &by_model ? 0 : by_model.peak());
+}
+
+/// Where the last 1000 of the traced steps begin: a viewer takes no more.
+template <class Steps> [[nodiscard]] tutti::deadline since_last(const Steps& steps, tutti::deadline origin) {
+    const std::size_t shown = std::min<std::size_t>(steps.size(), 1000);
+    return shown == 0 ? origin : steps[steps.size() - shown].begin;
 }
 
 /// Every rank's text, by rank, on every rank.
@@ -308,29 +340,18 @@ template <class Device, class Comm>
     }
 
     if (documents) { r.sequence = documents->finish(world); }
-    const auto mean = [&](std::vector<double> v) {
-        world.all_reduce(tutti::view<const double>(v), tutti::view<double>(v), tutti::sum{});
-        for (double& x : v) { x /= o.ranks; }
-        return v;
-    };
-    losses = mean(std::move(losses));
+    losses = detail::mean_over_ranks(world, std::move(losses));
     for (std::size_t done = 0; done < losses.size(); ++done) {
         r.training.emplace_back(first_step + static_cast<int>(done) + 1, losses[done]);
     }
-    const double total = std::reduce(step_seconds.begin(), step_seconds.end());
-    const auto seconds = mean({total, exposed, detail::median(step_seconds)});
-    r.total_seconds = seconds[0];
-    r.exposed_seconds = seconds[1];
-    r.compute_seconds = seconds[0] - seconds[1];
-    r.step_median = seconds[2];
-    const auto overlap =
-        mean({r.overlap.step, r.overlap.communication, r.overlap.exposed, r.overlap.outer, r.overlap.round});
+    detail::tell_seconds(r, world, step_seconds, exposed);
+    const auto overlap = detail::mean_over_ranks(
+        world, {r.overlap.step, r.overlap.communication, r.overlap.exposed, r.overlap.outer, r.overlap.round});
     r.overlap.step = overlap[0];
     r.overlap.communication = overlap[1];
     r.overlap.exposed = overlap[2];
     r.overlap.outer = overlap[3];
     r.overlap.round = overlap[4];
-    r.step_seconds = mean(std::move(step_seconds));
     std::uint64_t dense = 0;  // what this rank would send of gradients as they are
     for (const auto& bucket : strategy.plan().buckets) {
         tutti::comm::call as_is;
@@ -339,17 +360,14 @@ template <class Device, class Comm>
         as_is.in_count = bucket.size;
         dense += tutti::comm::wire_bytes(as_is, world.rank(), world.size());
     }
-    const tutti::memory_account& used = queue.account();
-    const tutti::memory_account& used_by_model = net.account();
-    const std::size_t peak = used.peak() + (&used == &used_by_model ? 0 : used_by_model.peak());
+    const std::size_t peak = detail::peak_of(queue.account(), net.account());
     for (const auto& record : world.gather_control({sent / losses.size(), dense, peak, 0})) {
         r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[0]);
         r.dense_bytes_per_step = std::max<std::uint64_t>(r.dense_bytes_per_step, record[1]);
         r.peak_bytes = std::max<std::uint64_t>(r.peak_bytes, record[2]);
     }
-    const std::size_t traced = std::min<std::size_t>(steps_traced.size(), 1000);  // a viewer takes no more
-    const auto since = traced == 0 ? origin : steps_traced[steps_traced.size() - traced].begin;
-    r.trace = tutti::schedule::timeline::document(detail::gather_texts(world, trace.events(since)));
+    r.trace = tutti::schedule::timeline::document(
+        detail::gather_texts(world, trace.events(detail::since_last(steps_traced, origin))));
     return r;
 }
 
