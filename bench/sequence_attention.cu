@@ -4,20 +4,21 @@
 // by: attention on one GPU, links, and rings inside a node; or, with --calibration, read from a file that an earlier run
 // has written. A thread a GPU; or, with --rank, --ranks and --meeting, a process a GPU, and with --nodes as many nodes as
 // NCCL is to see.
-#include <algorithm>  // max, min
-#include <cmath>      // sqrt
-#include <cstddef>    // size_t
-#include <cstdint>    // lengths
-#include <cstdlib>    // setenv
-#include <exception>  // errors
-#include <fstream>    // a calibration
-#include <iostream>   // progress, errors
-#include <iterator>   // a whole file
-#include <memory>     // kernels
-#include <optional>   // ideals
-#include <string>     // report
-#include <utility>    // move
-#include <vector>     // samples
+#include <algorithm>    // max, min
+#include <cmath>        // sqrt
+#include <cstddef>      // size_t
+#include <cstdint>      // lengths
+#include <cstdlib>      // setenv
+#include <exception>    // errors
+#include <fstream>      // a calibration
+#include <iostream>     // progress, errors
+#include <iterator>     // a whole file
+#include <memory>       // kernels
+#include <optional>     // ideals
+#include <string>       // report
+#include <string_view>  // names of spans
+#include <utility>      // move
+#include <vector>       // samples
 
 #include <cuda_runtime_api.h>
 
@@ -28,6 +29,7 @@
 #include <tutti/comm/nccl.hpp>
 #include <tutti/comm/store.hpp>
 #include <tutti/core/buffer.hpp>
+#include <tutti/schedule/span.hpp>
 #include <tutti/schedule/timeline.hpp>
 #include <tutti/sequence/calibration.hpp>
 #include <tutti/sequence/calibration_json.hpp>
@@ -67,6 +69,7 @@ struct settings {
     std::int64_t tokens = 65536;
     int repetitions = 7;
     std::size_t query_heads = 32, kv_heads = 32, width = 128;
+    bool equal_priorities = false;
     std::string calibration, json;
     std::string command = "bench_sequence_attention";
     [[nodiscard]] sequence::attention_heads heads() const { return {query_heads, kv_heads, width}; }
@@ -243,6 +246,24 @@ public:
     }
 };
 
+// A library whose calls are spans of a trace while it is asked for one.
+class traced : public sequence::fused_attention {
+    std::unique_ptr<sequence::fused_attention> of_;
+    schedule::timeline& trace_;
+    const bool& on_;
+    schedule::timeline::track track_;
+
+public:
+    static constexpr std::string_view name = "kernels";
+    traced(std::unique_ptr<sequence::fused_attention> of, schedule::timeline& trace, int rank, const bool& on)
+        : of_(std::move(of)), trace_(trace), on_(on), track_(trace.track_of(rank, name)) {}
+    [[nodiscard]] bool run(const cuda_queue& q, const sequence::fused_call& call) override {
+        const schedule::scoped_span running(on_ ? &trace_ : nullptr, track_, name, q);
+        return of_->run(q, call);
+    }
+    [[nodiscard]] std::size_t most_scores() const noexcept override { return of_->most_scores(); }
+};
+
 // One rank's engine.
 class rank_bench {
     using engine = sequence::ring_attention<nccl, sequence::cuda_attention<number>>;
@@ -250,6 +271,7 @@ class rank_bench {
     nccl& comm_;
     cuda_queue queue_;
     schedule::timeline trace_;
+    bool tracing_ = false;
     engine engine_;
 
 public:
@@ -257,11 +279,23 @@ public:
         : how_(s)
         , comm_(world)
         , queue_(world.queue())
-        , engine_(own(world, queue_), s.heads(), {.trace = &trace_},
-                  sequence::cuda_attention<number>(library(deterministic, std::size_t{2} << 30))) {}
+        , engine_(own(world, queue_, s.equal_priorities), s.heads(), {.trace = &trace_},
+                  sequence::cuda_attention<number>(kernels(deterministic))) {}
 
+    // Milliseconds of one forward and backward on one rank: of all of it, of the library's calls, of the stream's waits
+    // for messages, and of these. The rest is what the engine does to data beside, and pauses.
+    struct shares {
+        double all = 0, kernels = 0, exposed = 0, sending = 0;
+        [[nodiscard]] double rest() const { return all - kernels - exposed; }
+    };
     struct result : times {
-        double sending = 0, exposed = 0;  // milliseconds of messages, and of the stream's waits for them
+        std::vector<shares> ranks;
+        // The slowest rank's, which are not of one rank where they are of messages.
+        [[nodiscard]] double most(double shares::*what) const {
+            double m = 0;
+            for (const shares& s : ranks) { m = std::max(m, s.*what); }
+            return m;
+        }
     };
     // Of each repetition the slowest rank.
     result measure(const sequence::placement& where, int repetitions) {
@@ -301,17 +335,24 @@ public:
         // Once more, for the trace alone.
         trace_.clear();
         comm_.barrier();
-        forward();
-        backward();
+        tracing_ = true;
+        {
+            const schedule::scoped_span running(&trace_, trace_.track_of(comm_.rank(), "all"), "all", queue_);
+            forward();
+            backward();
+        }
+        tracing_ = false;
         queue_.record().wait_host(after(default_timeout()));
         comm_.synchronize();
-        double sending = 0;
+        shares own;
         for (const auto& total : trace_.totals(comm_.rank())) {
-            if (total.kind == schedule::span_kind::communication) { sending += total.seconds * 1e3; }
+            const double milliseconds = total.seconds * 1e3;
+            if (total.kind == schedule::span_kind::communication) { own.sending += milliseconds; }
+            if (total.name == "all") { own.all += milliseconds; }
+            if (total.name == traced::name) { own.kernels += milliseconds; }
         }
-        const auto most = slowest(comm_, {sending, trace_.exposed(comm_.rank()) * 1e3});
-        r.sending = most[0];
-        r.exposed = most[1];
+        own.exposed = trace_.exposed(comm_.rank()) * 1e3;
+        r.ranks = of_all(own);
         return r;
     }
 
@@ -325,10 +366,39 @@ public:
     }
 
 private:
-    static nccl own(nccl& world, cuda_queue& queue) {
+    // Attention's stream has a priority of its own below that of messages, unless both are to have the highest.
+    static nccl own(nccl& world, cuda_queue& queue, bool equal_priorities) {
         nccl c = world.duplicate("attention");
+        const auto priority = [&] {
+            int p = 0;
+            tutti::detail::check_cuda(cudaStreamGetPriority(c.queue().stream(), &p), "cudaStreamGetPriority");
+            return p;
+        };
+        for (int last = 1; equal_priorities && priority() < last;) {
+            last = priority();
+            c = c.duplicate("attention");
+        }
         queue = c.queue();
         return c;
+    }
+    [[nodiscard]] std::unique_ptr<sequence::fused_attention> kernels(bool deterministic) {
+        auto of = library(deterministic, std::size_t{2} << 30);
+        if (of == nullptr) { return nullptr; }
+        return std::make_unique<traced>(std::move(of), trace_, comm_.rank(), tracing_);
+    }
+    [[nodiscard]] std::vector<shares> of_all(const shares& own) {
+        memory<double> there(comm_.queue(), 4), all(comm_.queue(), 4 * static_cast<std::size_t>(comm_.size()));
+        const std::vector<double> mine{own.all, own.kernels, own.exposed, own.sending};
+        std::vector<double> numbers(all.size());
+        upload(comm_.queue(), view<const double>(mine), there.view());
+        comm_.all_gather(view<const double, device_memory>(there), all.view());
+        download(comm_.queue(), view<const double, device_memory>(all), view<double>(numbers));
+        comm_.synchronize();
+        std::vector<shares> ranks;
+        for (std::size_t i = 0; i < numbers.size(); i += 4) {
+            ranks.push_back({numbers[i], numbers[i + 1], numbers[i + 2], numbers[i + 3]});
+        }
+        return ranks;
     }
 };
 
@@ -471,8 +541,9 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, nlohm
                 {"tokens_per_second", tokens / both * 1e3},
                 {"ideal_ms", nullptr},
                 {"of_ideal_time", nullptr},
-                {"communication_ms", t.sending},
-                {"exposed_ms", t.exposed},
+                {"communication_ms", t.most(&rank_bench::shares::sending)},
+                {"exposed_ms", t.most(&rank_bench::shares::exposed)},
+                {"ranks", nlohmann::ordered_json::array()},
                 {"planned_ms", estimated(where, known.cost, transfers).attention * 1e3},
                 {"cut_sequences", std::count_if(where.rings.begin(), where.rings.end(),
                                                 [](const auto& r) { return r.ranks.size() > 1; })},
@@ -483,11 +554,22 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, nlohm
                 row["of_ideal_time"] = both / *ideal;
             }
             if (plan == "zeppelin") { row["reason"] = std::string(name_of(planned.reason)); }
+            for (const auto& r : t.ranks) {
+                row["ranks"].push_back({{"ms", r.all},
+                                        {"kernels_ms", r.kernels},
+                                        {"exposed_ms", r.exposed},
+                                        {"rest_ms", r.rest()},
+                                        {"communication_ms", r.sending}});
+            }
             report["rows"].push_back(row);
-            std::cerr << fmt::format(
-                "{:<14}{:<11}{:<11}{:>12.2f}{:>12.2f}{:>8.3f}{:>14.0f}{:>12.2f}{:>10.3f}{:>10.2f}{:>10.2f}\n", kind,
-                all[i].name, plan, bench::median(t.forward), both, bench::summarize(t.both).cv, tokens / both * 1e3,
-                ideal.value_or(0), ideal ? both / *ideal : 0, t.sending, t.exposed);
+            std::cerr << fmt::format("{:<14}{:<11}{:<11}{:>12.2f}{:>12.2f}{:>8.3f}{:>14.0f}{:>12.2f}{:>10.3f}", kind,
+                                     all[i].name, plan, bench::median(t.forward), both, bench::summarize(t.both).cv,
+                                     tokens / both * 1e3, ideal.value_or(0), ideal ? both / *ideal : 0);
+            for (const auto& r : t.ranks) {
+                std::cerr << fmt::format("   {:.2f} = {:.2f} + {:.2f} + {:.2f} ({:.2f})", r.all, r.kernels, r.exposed,
+                                         r.rest(), r.sending);
+            }
+            std::cerr << '\n';
         }
     }
 }
@@ -506,13 +588,14 @@ void measure(nccl& world, const settings& s) {
     report["heads"] = {{"query", s.query_heads}, {"kv", s.kv_heads}, {"width", s.width}};
     report["tokens"] = s.tokens;
     report["repetitions"] = s.repetitions;
+    report["equal_priorities"] = s.equal_priorities;
     report["cudnn"] = BENCH_WITH_CUDNN != 0;
     report["calibrations"] = nlohmann::ordered_json::array();
     report["rows"] = nlohmann::ordered_json::array();
     if (world.rank() == 0) {
-        std::cerr << fmt::format("{:<14}{:<11}{:<11}{:>12}{:>12}{:>8}{:>14}{:>12}{:>10}{:>10}{:>10}\n", "kernels",
-                                 "batch", "plan", "forward ms", "both ms", "cv", "tokens/s", "ideal ms", "of it",
-                                 "sent ms", "exposed");
+        std::cerr << fmt::format("{:<14}{:<11}{:<11}{:>12}{:>12}{:>8}{:>14}{:>12}{:>10}   {}\n", "kernels", "batch",
+                                 "plan", "forward ms", "both ms", "cv", "tokens/s", "ideal ms", "of it",
+                                 "by rank: ms = kernels + exposed + rest (messages)");
     }
     for (const std::string& kind : s.kinds) { measure_kind(world, s, kind, report); }
     if (world.rank() != 0) { return; }
@@ -549,6 +632,7 @@ int run(int argc, char** argv) {
     app.add_option(
         "--calibration", s.calibration,
         "plan by what this file says of attention, links and rings; where there is none, measure and write it");
+    app.add_flag("--equal-priorities", s.equal_priorities, "kernels of attention as urgent as messages");
     app.add_option("-J,--json", s.json, "write the report here, besides printing it");
     CLI11_PARSE(app, argc, argv);
     for (int i = 1; i < argc; ++i) { s.command += fmt::format(" {}", argv[i]); }

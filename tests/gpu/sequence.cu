@@ -128,6 +128,8 @@ TEST_CASE("fill, copy, add and sums give the bits of the host, in all layouts") 
             add_tokens(q, n(b.of(narrow)), w(a.of(wide)));
             add_tokens(q, w(a.of(wide)), n(b.of(narrow)));
             sum_tokens(q, w(a.of(wide)), f(a.of(filled)), s(b.of(summed)));
+            sum_tokens(q, s(b.of(summed)), n(b.of(narrow)), w(a.of(wide)));
+            sum_tokens(q, s(b.of(summed)), n(b.of(narrow)), n(b.of(narrow)));
             fill_tokens(q, f(a.of(filled)), 3.0f);
             auto expected_wide = wide;
             auto expected_narrow = narrow;
@@ -137,6 +139,8 @@ TEST_CASE("fill, copy, add and sums give the bits of the host, in all layouts") 
             add_tokens(host_queue{}, b.of(expected_narrow), a.of(expected_wide));
             add_tokens(host_queue{}, a.of(expected_wide), b.of(expected_narrow));
             sum_tokens(host_queue{}, a.of(expected_wide), a.of(expected_filled), b.of(expected_summed));
+            sum_tokens(host_queue{}, b.of(expected_summed), b.of(expected_narrow), a.of(expected_wide));
+            sum_tokens(host_queue{}, b.of(expected_summed), b.of(expected_narrow), b.of(expected_narrow));
             fill_tokens(host_queue{}, a.of(expected_filled), 3.0f);
             w.fetch();
             n.fetch();
@@ -199,8 +203,8 @@ TEST_CASE_TEMPLATE("merges are those of the host but for the last places of exp 
         mirrored<T> dout(q, out);
         mirrored<T> dsums(q, sums);
         run(q, merge_operation<T, device_memory>{dother(a.of(other)), dother_sums(numbers_of(other_sums)),
-                                                 dout(a.of(out)), dsums(numbers_of(sums))});
-        merge_operation<T, host_memory>{a.of(other), numbers_of(other_sums), a.of(out), numbers_of(sums)}();
+                                                 dout(a.of(out)), dsums(numbers_of(sums)), dout(a.of(out))});
+        merge_operation<T, host_memory>{a.of(other), numbers_of(other_sums), a.of(out), numbers_of(sums), a.of(out)}();
         const auto expected = out;
         const auto expected_sums = sums;
         dout.fetch();
@@ -214,6 +218,73 @@ TEST_CASE_TEMPLATE("merges are those of the host but for the last places of exp 
             worst = larger(worst, std::fabs(static_cast<double>(sums[k]) / static_cast<double>(expected_sums[k]) - 1));
         }
         CHECK(worst <= bound);
+    }
+}
+
+TEST_CASE("merges of 16-bit results, in all precisions that a ring asks for") {
+    require_device();
+    const cuda_queue q;
+    const auto judge = [&]<class Kept, class To>(const layout& a, Kept, To, bool in_place) {
+        auto kept = drawn<Kept>(a.size(), 1);
+        auto other = drawn<brief>(a.size(), 2);
+        std::vector<To> out(a.size(), To(7.0f));
+        std::vector<float> sums(a.tokens * a.heads), other_sums = sums;
+        for (std::size_t k = 0; k < sums.size(); ++k) {
+            const float nothing = static_cast<float>(-infinity);
+            sums[k] = k % 5 == 1 || k % 5 == 3 ? nothing : static_cast<float>(random_element<double>(3, k));
+            other_sums[k] = k % 5 == 2 || k % 5 == 3 ? nothing : static_cast<float>(random_element<double>(4, k));
+        }
+        const auto numbers_of = [&](std::vector<float>& v) {
+            return numbers_by_head(view<float>(v), a.tokens, a.heads);
+        };
+        mirrored<Kept> dkept(q, kept);
+        const mirrored<brief> dother(q, other);
+        mirrored<To> dout(q, out);
+        mirrored<float> dsums(q, sums);
+        const mirrored<float> dother_sums(q, other_sums);
+        if constexpr (std::is_same_v<Kept, To>) {
+            if (in_place) {
+                run(q, merge_operation<float, device_memory, brief, Kept, To>{
+                           dother(a.of(other)), dother_sums(numbers_of(other_sums)), dkept(a.of(kept)),
+                           dsums(numbers_of(sums)), dkept(a.of(kept))});
+                out = kept;
+            }
+        }
+        if (!in_place) {
+            run(q, merge_operation<float, device_memory, brief, Kept, To>{
+                       dother(a.of(other)), dother_sums(numbers_of(other_sums)), dkept(a.of(kept)),
+                       dsums(numbers_of(sums)), dout(a.of(out))});
+        }
+        auto expected = out;
+        auto expected_sums = sums;
+        merge_operation<float, host_memory, brief, Kept, To>{a.of(other), numbers_of(other_sums), a.of(kept),
+                                                             numbers_of(expected_sums), a.of(expected)}();
+        if constexpr (std::is_same_v<Kept, To>) {
+            if (in_place) {
+                dkept.fetch();
+                out = kept;
+            }
+        }
+        if (!in_place) { dout.fetch(); }
+        double worst = 0;
+        for (std::size_t k = 0; k < out.size(); ++k) {
+            const double x = static_cast<double>(static_cast<float>(out[k]));
+            const double y = static_cast<double>(static_cast<float>(expected[k]));
+            worst = larger(worst, std::fabs(x - y) / larger(std::fabs(y), 0.0625));
+        }
+        // A last place of exp may turn a rounding.
+        CHECK(worst <= (std::is_same_v<To, float> ? 1e-5 : 0x1p-7));
+        dsums.fetch();
+        for (std::size_t k = 0; k < sums.size(); ++k) {
+            CHECK((sums[k] == expected_sums[k] || std::fabs(sums[k] - expected_sums[k]) <= 1e-6));
+        }
+    };
+    for (std::size_t i = 0; i < layouts.size(); ++i) {
+        CAPTURE(i);
+        judge(layouts[i], brief{}, brief{}, true);
+        judge(layouts[i], brief{}, float{}, false);
+        judge(layouts[i], float{}, float{}, true);
+        judge(layouts[i], float{}, brief{}, false);
     }
 }
 
@@ -293,8 +364,8 @@ solution in_cuts(const cuda_queue& q, Kernel& kernel, const problem& p, const st
         const auto part_numbers = other_sums(s.numbers(part_sums)).rows(a, rows);
         kernel.forward(q, forward_block<T, M>{packed(s.rows.query()).rows(a, rows), packed(s.rows.key()).rows(b, n),
                                               packed(s.rows.value()).rows(b, n), seen, p.scale, part, part_numbers});
-        run(q, merge_operation<P, M>{part, part_numbers, out(s.queries(s.out)).rows(a, rows),
-                                     sums(s.numbers(s.log_sum_exp)).rows(a, rows)});
+        const auto merged = out(s.queries(s.out)).rows(a, rows);
+        run(q, merge_operation<P, M>{part, part_numbers, merged, sums(s.numbers(s.log_sum_exp)).rows(a, rows), merged});
     });
     const auto final_out = rounded(s.rows.result()).rows(0, tokens);
     const auto gradient = d_out(s.rows.out_gradient()).rows(0, tokens);

@@ -92,7 +92,7 @@ solution in_cuts(block_data& b, const std::vector<std::size_t>& cuts, const std:
     for (const std::size_t i : order) {
         kernel.forward(q, b.forward(0, tokens, cuts[i], cuts[i + 1]));
         merge_operation<double, host_memory>{b.queries(b.out), b.numbers(b.log_sum_exp), b.queries(out),
-                                             b.numbers(sums)}();
+                                             b.numbers(sums), b.queries(out)}();
     }
     b.out = out;
     b.log_sum_exp = sums;
@@ -150,7 +150,7 @@ TEST_CASE("merged parts are finite and right, however far apart their sums are, 
         const token_view<double> l(view<double>(&log_sum, 1), 1, 1, 1);
         for (std::size_t i = 0; i < parts; ++i) {
             merge_operation<double, host_memory>{token_view<double>(view<double>(&values[i], 1), 1, 1, 1),
-                                                 token_view<double>(view<double>(&sums[i], 1), 1, 1, 1), y, l}();
+                                                 token_view<double>(view<double>(&sums[i], 1), 1, 1, 1), y, l, y}();
         }
         if (total == 0) {
             CHECK(out == 0);

@@ -85,6 +85,25 @@ private:
 };
 static_assert(final_attention<willing> && !final_attention<host_attention<tutti::bfloat16>>);
 
+// Rounds what it makes of any block, and computes delta by itself, as libraries do.
+struct rounding : willing {
+    static constexpr bool rounds_blocks = true;
+    static constexpr bool wants_out = true;
+    using willing::forward;
+    void forward(host_queue, const forward_block<T, host_memory>&) { expect(false, "a block that is not final"); }
+    using willing::backward;
+    void backward(host_queue q, const final_backward_block<T, host_memory>& b) {
+        expect(b.delta.empty(), "delta is there");
+        buffer<float> own(q, b.query.tokens * b.query.heads);
+        const auto delta = numbers_by_head(own.view(), b.query.tokens, b.query.heads);
+        run(q, dot_tokens_operation<T, host_memory>{b.d_out, b.out, delta});
+        auto whole = b;
+        whole.delta = delta;
+        willing::backward(q, whole);
+    }
+};
+static_assert(rounds_blocks<rounding> && !rounds_blocks<willing>);
+
 }  // namespace
 
 TEST_CASE("final blocks and gradients that kernels start change no bit") {
@@ -106,6 +125,31 @@ TEST_CASE("final blocks and gradients that kernels start change no bit") {
             CHECK(by_ring.*which == reference.*which);
             CHECK(gathered.*which == reference.*which);
         }
+    }
+}
+
+TEST_CASE("blocks that kernels round are summed in float") {
+    // Rings of two, in which nothing is summed but two results; larger ones; members without tokens.
+    const placement where = placed({1, 5}, {61, 20, 1, 5, 33, 0, 7, 200},
+                                   {{0, 1, 2}, {1}, {2, 0}, {2, 1}, {0}, {}, {4, 3, 2, 1, 0}, {3, 1, 4, 0, 2}});
+    for (const mask rule : {mask::causal, mask::full}) {
+        problem p({4, 2, 16}, where.lengths, rule, 9);
+        p.round_to<tutti::bfloat16>();
+        const auto solved = [&]<class Engine>(std::type_identity<Engine>) {
+            return solved_together<tutti::bfloat16>(p, where, [](comm::threads c, const problem& q) {
+                return Engine(std::move(c), q.heads, {.rule = q.rule});
+            });
+        };
+        const solution reference = solved_directly(p);
+        const solution whole = solved(std::type_identity<ring_attention<comm::threads, willing>>());
+        const solution got = solved(std::type_identity<ring_attention<comm::threads, rounding>>());
+        CHECK(same_bits(got, solved(std::type_identity<gather_attention<comm::threads, rounding>>())));
+        for (const auto which : {&solution::out, &solution::d_query, &solution::d_key, &solution::d_value}) {
+            const double error = between(got.*which, reference.*which).relative;
+            CHECK(error <= 4e-3);
+            CHECK(error <= 1.5 * between(whole.*which, reference.*which).relative);
+        }
+        CHECK(between(got.log_sum_exp, reference.log_sum_exp).relative <= 1e-6);
     }
 }
 

@@ -143,7 +143,7 @@ TEST_CASE("the bytes a rank sends are those of the formula") {
         return bytes;
     };
     const attention_heads heads{4, 2, 3};
-    // Equal chunks: (G - 1) / G of s tokens of kappa bytes; backward as much twice, and s / G once.
+    // Equal chunks: (G - 1) / G of s tokens of kappa bytes; backward as much twice.
     for (const int ranks : {1, 2, 3, 4, 8}) {
         CAPTURE(ranks);
         const std::uint64_t s = 96;
@@ -151,15 +151,16 @@ TEST_CASE("the bytes a rank sends are those of the formula") {
         const std::uint64_t kappa = 2 * heads.kv * heads.width * sizeof(double);
         for (const auto& b : sent(on_all(ranks, {96}), heads, double{})) {
             CHECK(b[0] == (g - 1) * s / g * kappa);
-            CHECK(b[1] == (ranks == 1 ? 0 : 2 * (g - 1) * s / g * kappa + s / g * kappa));
+            CHECK(b[1] == 2 * (g - 1) * s / g * kappa);
         }
-        // 16-bit keys and values travel as such, their gradients as floats, but for the hop that brings them home.
+        // 16-bit keys and values travel as such, their gradients as floats.
         for (const auto& b : sent(on_all(ranks, {96}), heads, tutti::bfloat16{})) {
             CHECK(b[0] == (g - 1) * s / g * kappa / 4);
-            CHECK(b[1] == (ranks == 1 ? 0 : s * kappa / 4 + (g - 1) * s / g * kappa / 2));
+            CHECK(b[1] == (g - 1) * s / g * (kappa / 4 + kappa / 2));
         }
     }
-    // Unequal chunks, several rings: rank i of a ring sends all tokens but those of rank i + 1.
+    // Unequal chunks, several rings: rank i of a ring sends all tokens but those of rank i + 1, and gradients of all but
+    // its own.
     const placement where = drawn(2, 3, 17, 9);
     std::vector<std::array<std::uint64_t, 2>> expected(6);
     std::vector<std::vector<std::int64_t>> tokens(where.lengths.size(), std::vector<std::int64_t>(6));
@@ -171,7 +172,8 @@ TEST_CASE("the bytes a rank sends are those of the formula") {
         for (std::size_t i = 0; r.ranks.size() > 1 && i < r.ranks.size(); ++i) {
             const std::int64_t next = tokens[at(r.sequence)][at(r.ranks[(i + 1) % r.ranks.size()])];
             expected[at(r.ranks[i])][0] += at(s - next) * 2 * heads.kv * heads.width * sizeof(double);
-            expected[at(r.ranks[i])][1] += at(2 * s - next) * 2 * heads.kv * heads.width * sizeof(double);
+            const std::int64_t own = tokens[at(r.sequence)][at(r.ranks[i])];
+            expected[at(r.ranks[i])][1] += at(2 * s - next - own) * 2 * heads.kv * heads.width * sizeof(double);
         }
     }
     const auto got = sent(where, heads, double{});
@@ -238,10 +240,10 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
         // All rows see own keys; those of the others, which are between rank 0's chunks, the late rows alone.
         const std::vector<std::size_t> expected{16, 12, 10, /**/ 8, 6, 10, /**/ 8, 10, /**/ 8};
         expect(world.rank() != 0 || *queries == expected, "another order");
-        // Backward leaves them to its last round, in which the rings' gradients come home.
+        // Backward leaves them, and the own keys of the second ring, to the rounds in which gradients come home.
         queries->clear();
         mine.backward(e);
-        const std::vector<std::size_t> back{16, 12, /**/ 8, 6, /**/ 8, /**/ 8, /**/ 10, 10, 10};
+        const std::vector<std::size_t> back{16, /**/ 8, 6, /**/ 8, 12, /**/ 8, /**/ 10, 10, 10};
         expect(world.rank() != 0 || *queries == back, "another order of backward");
     });
 }

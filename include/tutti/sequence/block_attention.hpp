@@ -40,7 +40,8 @@ template <floating_element T, memory M> struct forward_block {
 /// One backward call: adds this block's part to the gradients of query, key and value, or starts them: writes.
 ///
 /// log_sum_exp and delta are of all keys that the queries attended to, not of this block's: with them the softmax needs
-/// no other block. So is out, which is empty unless wants_out<kernel>. delta = sum over width of d_out * out.
+/// no other block. delta = sum over width of d_out * out; where wants_out<kernel>, delta is empty and out is there, which
+/// else is empty.
 template <floating_element T, memory M> struct backward_block {
     token_view<const T, M> query, key, value;
     visibility seen;
@@ -51,7 +52,8 @@ template <floating_element T, memory M> struct backward_block {
     bool starts_query = false, starts_keys = false;  ///< true for no kernel but those of which starts_gradients says so
 };
 
-/// The same of a block that is all that its queries and its keys have to do with: results are written, in T.
+/// The same with results that are written, in T: of a block that is all that its queries and its keys have to do with,
+/// or, where rounds_blocks<kernel>, of any.
 template <floating_element T, memory M> struct final_forward_block {
     token_view<const T, M> query, key, value;
     visibility seen;
@@ -86,7 +88,7 @@ concept block_attention = std::movable<B> && queue<typename B::queue_type> &&
     b.backward(q, g);
 };
 
-/// Does the kernel compute delta by itself, from out? It says so by `static constexpr bool wants_out = true`.
+/// Does the kernel compute delta by itself, from out, which it is given instead? It says so by `static constexpr bool wants_out = true`.
 template <block_attention B> inline constexpr bool wants_out = requires { requires B::wants_out; };
 
 /// Does the kernel write gradients that a block starts? It says so by `static constexpr bool starts_gradients = true`.
@@ -100,6 +102,12 @@ concept final_attention = block_attention<B> &&
              const final_backward_block<typename B::element_type, typename B::queue_type::memory_type>& g) {
     b.forward(q, f);
     b.backward(q, g);
+};
+
+/// Are the kernel's results rounded to T in any case? It says so by `static constexpr bool rounds_blocks = true`: blocks
+/// of sequences that several ranks share are final ones then, and sums in the precision of sums are made of their results.
+template <block_attention B> inline constexpr bool rounds_blocks = final_attention<B>&& requires {
+    requires B::rounds_blocks;
 };
 
 /// The kernels that an engine has which names none: a header of kernels specializes it for its queue.

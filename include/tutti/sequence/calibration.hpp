@@ -190,8 +190,8 @@ inline void expect_rings(std::span<const ring_sample> samples) {
 }  // namespace detail
 
 /// What steps of rings take beside attention: the coefficients, none below 0, that come closest to the samples, by the sum
-/// of squares of relative errors of times. By the model a ring of G takes (G - 1) max(x, sending) + x + home, x the time of
-/// a step: each sample gives an x, and what of it is not attention.
+/// of squares of relative errors of times. By the model a ring of G takes (G - 1) max(x, sending) + x, x the time of a
+/// step: each sample gives an x, and what of it is not attention.
 /// Errors  usage_error: no samples, a ring of fewer than 2 ranks or without tokens, a time that is not positive and finite.
 [[nodiscard]] inline step_cost fitted_steps(const attention_cost& cost, const transfer_cost& transfers,
                                             std::span<const ring_sample> samples) {
@@ -203,11 +203,8 @@ inline void expect_rings(std::span<const ring_sample> samples) {
         const double size = s.ranks;
         const double tokens = static_cast<double>(s.tokens) / size;
         const double sending = link.latency_seconds + transfers.bytes_per_token * tokens / link.bytes_per_second;
-        const double home = transfers.home_bytes_per_token > 0
-                                ? link.latency_seconds + transfers.home_bytes_per_token * tokens / link.bytes_per_second
-                                : 0;
-        const bool hides = s.seconds - home >= size * sending;
-        const double step = hides ? (s.seconds - home) / size : s.seconds - home - (size - 1) * sending;
+        const bool hides = s.seconds >= size * sending;
+        const double step = hides ? s.seconds / size : s.seconds - (size - 1) * sending;
         const double weight = (hides ? size : 1) / s.seconds;  // of an error of the step, in the time of the ring
         columns[0].push_back(weight * tokens);
         columns[1].push_back(weight);

@@ -62,18 +62,17 @@ struct transfer_cost {
     double bytes_per_token = 0;  ///< passed on while a step computes
     comm::link inside{};         ///< between ranks of a node
     comm::link between{};  ///< between nodes: what one ring gets out of a node, of a NIC, or of all that routing uses
-    double home_bytes_per_token = 0;  ///< passed on once more at the end, when rings have nothing to compute
     step_cost step{};
     [[nodiscard]] const comm::link& link_of(zone z) const noexcept { return z == zone::world ? between : inside; }
 };
 
-/// What ring_attention passes on in forward and backward together: keys and values twice, the sums of their gradients
-/// behind them, and these once more, as wide as keys and values, when they are whole and return to their rank.
+/// What ring_attention passes on in forward and backward together: keys and values twice, and behind them the sums of
+/// their gradients.
 [[nodiscard]] constexpr transfer_cost training_transfers(int kv_heads, int head_size, int bytes_per_element,
                                                          int bytes_per_sum, comm::link inside, comm::link between,
                                                          step_cost step = {}) noexcept {
     const double block = kv_bytes_per_token(kv_heads, head_size, bytes_per_element);
-    return {2 * block + kv_bytes_per_token(kv_heads, head_size, bytes_per_sum), inside, between, block, step};
+    return {2 * block + kv_bytes_per_token(kv_heads, head_size, bytes_per_sum), inside, between, step};
 }
 
 /// c*: the tokens a rank needs for a step of a ring to take as long as passing them on, whatever the ring's size G.

@@ -52,6 +52,7 @@ template <floating_element T> class cuda_attention {
     std::unique_ptr<buffer<T, cuda_queue>> numbers_;
     std::unique_ptr<buffer<float, cuda_queue>> sums_;
     std::unique_ptr<buffer<P, cuda_queue>> results_;  // of final blocks that are computed as others are
+    std::unique_ptr<buffer<P, cuda_queue>> deltas_;
     std::unique_ptr<buffer<std::int32_t, cuda_queue>> counts_;
 
 public:
@@ -59,6 +60,7 @@ public:
     using queue_type = cuda_queue;
     static constexpr bool wants_out = may_fuse;
     static constexpr bool starts_gradients = true;
+    static constexpr bool rounds_blocks = may_fuse;
 
     /// With the program's library, see default_fused_attention.
     cuda_attention() : cuda_attention(may_fuse ? default_fused_attention::make() : nullptr) {}
@@ -77,7 +79,7 @@ public:
                 return fits(b) ? backward_as_one(q, b) : backward_in_parts(q, started(q, b));
             }
         }
-        tiles_.backward(q, started(q, b));
+        by_tiles(q, b);
     }
     void forward(const cuda_queue& q, const final_forward_block<T, device_memory>& b) {
         if constexpr (may_fuse) {
@@ -131,6 +133,18 @@ private:
     template <class B> [[nodiscard]] bool has_parts(const B& b) const noexcept {
         return b.key.heads > 1 || detail::fused_rows(b.query.tokens) * detail::fused_rows(fused_keys(b)) > 128 * 128;
     }
+    // They are given delta.
+    void by_tiles(const cuda_queue& q, const backward_block<T, device_memory>& b) {
+        backward_block<T, device_memory> whole = started(q, b);
+        if (b.delta.empty() && !b.query.empty()) {
+            reserve(q, deltas_, b.query.tokens * b.query.heads);
+            const tensor<P> delta =
+                numbers_by_head(deltas_->view().sub(0, b.query.tokens * b.query.heads), b.query.tokens, b.query.heads);
+            run(q, dot_tokens_operation<T, device_memory>{b.d_out, b.out, delta});
+            whole.delta = delta;
+        }
+        tiles_.backward(q, whole);
+    }
     // What is to be written is 0 now, and to be added to.
     [[nodiscard]] static backward_block<T, device_memory> started(const cuda_queue& q,
                                                                   backward_block<T, device_memory> b) {
@@ -143,7 +157,7 @@ private:
         return b;
     }
     void backward_as_one(const cuda_queue& q, const backward_block<T, device_memory>& b) {
-        if (!fused_backward(q, b)) { tiles_.backward(q, started(q, b)); }
+        if (!fused_backward(q, b)) { by_tiles(q, b); }
     }
     // In calls as large as the library likes them: of fewer heads, then of fewer rows. Gradients add up.
     void backward_in_parts(const cuda_queue& q, const backward_block<T, device_memory>& b) {

@@ -75,8 +75,6 @@ class rank_rings {
     double locals_ = 0;  // seconds of sequences of one rank
     double shares_ = 0;  // of attention in rings
     double steps_ = 0;
-    double home_ = 0;  // of the last hop of the largest rings, behind which no other ring computes
-    int largest_ = 0;
     std::vector<ring_step> node_;
     std::vector<ring_step> world_;
 
@@ -95,16 +93,10 @@ public:
         steps_ += size * step;
         (where == zone::world ? world_ : node_)
             .push_back({size, share / size + step, transfers.bytes_per_token * tokens / link.bytes_per_second});
-        const double home = transfers.home_bytes_per_token * tokens / link.bytes_per_second;
-        if (size > largest_) {
-            largest_ = size;
-            home_ = transfers.home_bytes_per_token > 0 ? link.latency_seconds : 0;
-        }
-        home_ += size == largest_ ? home : 0;
     }
     // Uses up the rings.
     [[nodiscard]] rank_time time(const transfer_cost& transfers) {
-        rank_time t{locals_ + shares_, std::max(0.0, home_ - locals_), 0, steps_};
+        rank_time t{locals_ + shares_, 0, 0, steps_};
         for (const zone z : {zone::world, zone::node}) {
             auto& rings = z == zone::world ? world_ : node_;
             double alone = 0;
@@ -152,9 +144,8 @@ template <class Cost>
 ///
 /// Semantics    cost(s) is the time of a whole sequence on one rank, for forward or for what else `transfers` counts
 ///              the bytes of. A ring of G ranks computes cost / G^2 a step, takes transfers.step(s / G) beside it, and
-///              passes s / G tokens on meanwhile. What it passes on at the end is hidden by the rank's sequences that no
-///              other has a part of, as far as they go. Each rank is taken by itself, as if others were never late;
-///              nothing of one zone hides what another waits for, which an engine may do better.
+///              passes s / G tokens on meanwhile. Each rank is taken by itself, as if others were never late; nothing of
+///              one zone, and no sequence of one rank, hides what a ring waits for, which an engine may do better.
 /// Determinism  of the arguments alone.
 /// Cost         ranks of all rings, and a sort a rank.
 /// Errors       usage_error when a cost is negative or not finite, or the placement has sequences but no rings.

@@ -53,24 +53,26 @@ struct direct_exchange {
 /// Semantics    plan: collective, once a placement. forward and backward: all ranks, in the same order; backward takes
 ///              what forward got and gave. In step t a member of a ring of G has the keys and values of the member t
 ///              places before it, and passes them on while it attends to them. In backward the gradients of keys and
-///              values travel behind them, a step later, and are home after G hops; on the last, which only brings
-///              them home, they are of T: no other rank adds to them.
+///              values travel behind them, a step later: they start with the part of step 1, and are home, where the
+///              member's own part is, after G - 1 hops.
 /// Rounds       in round t one grouped call carries what all rings of a rank, of all zones, have to pass on; ranks that
 ///              have nothing call it too, so an Exchange may let them help. All ranks run the rounds in the same order
 ///              and the rings of a round in the placement's (world, node, local), so no two can wait for each other.
 ///              Sequences of one rank fill the rounds: each round of forward computes its share of them while messages
-///              travel, and the last of backward, in which rings have nothing to compute, all of them.
+///              travel, and the last of backward, in which gradients come home, all of them. A half of what a rank has
+///              to do with its own keys waits for that round too: of rings, and of the heads of one of them.
 /// Shapes       query, out, d_out, d_query: tokens() x query heads x width; key, value, d_key, d_value: kv heads;
 ///              log_sum_exp: query heads of width 1. Rows in the order of the placement's pieces. A tensor may have
 ///              more rows: they are padding, which is not read, and 0 (log_sum_exp: -inf) in what is written.
 /// Aliasing     what is written overlaps nothing else.
-/// Determinism  partial results are merged, and gradients summed, in the order of steps t = 0 ... G - 1: the bits depend
-///              on data and placement, not on timing.
+/// Determinism  partial results are merged in the order of steps t = 0 ... G - 1, gradients of keys and values summed in
+///              that of 1 ... G - 1, then 0: the bits depend on data and placement, not on timing.
 /// Cost         a rank of a ring over s tokens sends, of kappa = 2 kv heads * width * sizeof(T) bytes a token: all
-///              tokens but those of the next rank forward; backward all s tokens, and gradients of
-///              2 kv heads * width * sizeof(P) bytes for all but those of the next rank, P = accumulator_t<T>. Memory:
-///              two blocks of keys and values of the largest member of each ring, backward also three of their
-///              gradients in P.
+///              tokens but those of the next rank forward, and backward; gradients of 2 kv heads * width * sizeof(P)
+///              bytes for all but its own, P = accumulator_t<T>, but of the first G - 1 hops the first of sizeof(T) where
+///              the kernel rounds blocks. Memory: two blocks of keys and values of the largest member of each ring,
+///              backward also three of their gradients in P; where the kernel rounds blocks, two in T, and in rings of
+///              more than two ranks another and two in P.
 /// Errors       mismatch_error from plan when ranks have different plans or options; usage_error from plan, on all
 ///              ranks, for a placement that is none, and from forward and backward, before anything moved, for shapes
 ///              that do not fit: those abort the communicator, since the other ranks would wait.
@@ -80,6 +82,7 @@ class ring_attention : public detail::attention_engine<C, Block> {
     using typename base::M;
     using typename base::P;
     using typename base::Q;
+    using typename base::R;
     using typename base::T;
     using typename base::transfers;
     template <class U> using tensor = token_view<U, M>;
@@ -87,12 +90,12 @@ class ring_attention : public detail::attention_engine<C, Block> {
     // Where the block of a ring is in each buffer, in tokens; rings of one rank have none.
     std::vector<std::size_t> first_;
     std::size_t traveling_ = 0;              // tokens of all blocks
-    std::size_t own_rounds_ = 1;             // members of this rank's largest ring
     std::vector<std::size_t> locals_;        // shares of one rank
     std::vector<std::size_t> locals_until_;  // round -> how many of them are done behind it
     std::array<buffer<T, Q>, 2> blocks_;     // keys and values
     std::array<buffer<P, Q>, 2> gradients_;  // of keys and values, as they travel
-    buffer<P, Q> contribution_;              // to them, of this rank in one step
+    std::array<buffer<R, Q>, 2> first_hop_;  // the same, of one step alone, where that is not P
+    buffer<R, Q> contribution_;              // to them, of this rank in one step
     std::shared_ptr<const Exchange> exchange_;
 
 public:
@@ -101,7 +104,8 @@ public:
         : base(std::move(comm), heads, options, std::move(block))
         , blocks_{empty<T>(), empty<T>()}
         , gradients_{empty<P>(), empty<P>()}
-        , contribution_(empty<P>())
+        , first_hop_{empty<R>(), empty<R>()}
+        , contribution_(empty<R>())
         , exchange_(std::make_shared<const Exchange>(std::move(exchange))) {}
 
     /// All messages of all ranks, by grouped call: those of forward, then those of backward.
@@ -125,7 +129,7 @@ public:
                     pass(calls[t], t, numbers * sizeof(T));
                     pass(calls[rounds - 1 + t], t, numbers * sizeof(T));
                 }
-                if (t > 0) { pass(calls[rounds - 1 + t], t - 1, numbers * (t < members ? sizeof(P) : sizeof(T))); }
+                if (t > 1) { pass(calls[rounds - 1 + t], t - 1, numbers * (t == 2 ? sizeof(R) : sizeof(P))); }
             }
         }
         return calls;
@@ -139,7 +143,6 @@ public:
         first_.clear();
         locals_.clear();
         traveling_ = 0;
-        own_rounds_ = 1;
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             const auto& s = this->shares_[i];
             first_.push_back(traveling_);
@@ -147,7 +150,6 @@ public:
                 locals_.push_back(i);
             } else {
                 traveling_ += s.widest();
-                own_rounds_ = std::max(own_rounds_, s.members());
             }
         }
         spread_locals();
@@ -169,40 +171,58 @@ public:
             for (std::size_t i = 0; i < this->shares_.size(); ++i) {
                 const auto& s = this->shares_[i];
                 if (s.members() == 1 || t >= s.members()) { continue; }
-                const std::size_t member = s.before(t);
-                this->attend(s, query, member, block_of(blocks_[t % 2].view(), i, s.of(member).tokens()), sums,
-                             log_sum_exp);
+                if (t == 0) {
+                    this->attend_own(s, query, key, value, out, sums, log_sum_exp);
+                } else {
+                    this->attend(s, t, query, block_of(blocks_[t % 2].view(), i, s.of(s.before(t)).tokens()), out, sums,
+                                 log_sum_exp);
+                }
             }
             for (; locals_done < locals_until(t); ++locals_done) {
                 this->attend_alone(this->shares_[locals_[locals_done]], query, key, value, out, log_sum_exp);
             }
             moved.wait(this->queue_);
         }
-        this->finish(sums, out);
+        this->finish_shared(sums, out);
     }
 
     void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
                   tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
                   tensor<T> d_value) {
-        this->backward_around(d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
-                              [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to) {
-                                  load(key, value);
-                                  for (auto* gradient : {&gradients_[0], &gradients_[1], &contribution_}) {
-                                      this->reserve(*gradient, traveling_ * this->block_width());
-                                  }
-                                  // One round more than steps: the last brings the gradients of the last step home.
-                                  // Those of other rings, if any, are behind that of this rank's.
-                                  const std::size_t last = own_rounds_ > 1 ? own_rounds_ : 0;
-                                  for (std::size_t t = 0; t < this->rounds_ + (this->rounds_ > 1 ? 1 : 0); ++t) {
-                                      const schedule::ticket<Q> moved = pass_blocks_and_gradients(t);
-                                      differentiate_round(t, rows);
-                                      for (std::size_t i = 0; t == last && i < locals_.size(); ++i) {
-                                          this->differentiate_alone(this->shares_[locals_[i]], rows, key, value, to);
-                                      }
-                                      moved.wait(this->queue_);
-                                      take_gradients(t, to);
-                                  }
-                              });
+        this->backward_around(
+            d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
+            [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to,
+                const own_rows& own) {
+                load(key, value);
+                reserve_gradients();
+                const auto each_ring = [&](auto f) {
+                    for (std::size_t i = 0; i < this->shares_.size(); ++i) {
+                        if (this->shares_[i].members() > 1) { f(i, this->shares_[i]); }
+                    }
+                };
+                // One round more than steps: in the last the sums of gradients come home. Those of other rings, if any,
+                // are behind that of this rank's.
+                const std::size_t last = this->own_rounds_ > 1 ? this->own_rounds_ : 0;
+                for (std::size_t t = 0; t < this->rounds_ + (this->rounds_ > 1 ? 1 : 0); ++t) {
+                    const schedule::ticket<Q> moved = pass_blocks_and_gradients(t);
+                    each_ring([&](std::size_t i, const detail::ring_share& s) {
+                        if (t == 0) {
+                            this->differentiate_own(s, rows, key, value, to, own, this->early_heads_[i], false);
+                        } else if (t < s.members()) {
+                            const std::size_t count = s.of(s.before(t)).tokens();
+                            this->differentiate(s, t, rows, block_of(blocks_[t % 2].view(), i, count),
+                                                block_of(part_of(t).view(), i, count));
+                        } else if (t == s.members()) {
+                            this->differentiate_own(s, rows, key, value, to, own, this->early_heads_[i], true);
+                        }
+                    });
+                    for (std::size_t i = 0; t == last && i < locals_.size(); ++i) {
+                        this->differentiate_alone(this->shares_[locals_[i]], rows, key, value, to);
+                    }
+                    moved.wait(this->queue_);
+                    each_ring([&](std::size_t i, const detail::ring_share& s) { take_gradients(t, i, s, own, to); });
+                }
+            });
     }
 
 private:
@@ -214,38 +234,44 @@ private:
         return this->block_at(memory, first_[i], count);
     }
 
-    // Round t of backward: what this rank has to do with the blocks that it has.
-    void differentiate_round(std::size_t t, const typename base::backward_rows& rows) {
-        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
-            const auto& s = this->shares_[i];
-            if (s.members() == 1 || t >= s.members()) { continue; }
-            const std::size_t member = s.before(t);
-            const std::size_t count = s.of(member).tokens();
-            this->differentiate(s, rows, member, block_of(blocks_[t % 2].view(), i, count),
-                                block_of((t == 0 ? gradients_[0] : contribution_).view(), i, count));
+    using own_rows = typename base::template block_rows<R>;
+
+    // What step t adds to the gradients of keys and values. Those of step 1 are the first that travel.
+    [[nodiscard]] const buffer<R, Q>& part_of(std::size_t t) const { return t == 1 ? first_hop(1) : contribution_; }
+    [[nodiscard]] const buffer<R, Q>& first_hop(std::size_t t) const {
+        if constexpr (std::same_as<R, P>) {
+            return gradients_[t % 2];
+        } else {
+            return first_hop_[t % 2];
         }
     }
-    // Behind round t: gradients that have arrived get this rank's part. With the last part they are rounded, into the
-    // memory of the block that has served: what brings them home is half of it where numbers are half as wide.
-    void take_gradients(std::size_t t, const typename base::gradient_tensors& to) {
-        for (std::size_t i = 0; t > 0 && i < this->shares_.size(); ++i) {
-            const auto& s = this->shares_[i];
-            if (s.members() == 1 || t > s.members()) { continue; }
-            const std::size_t count = s.of(s.before(t)).tokens();
-            const auto sums = block_of(gradients_[t % 2].view(), i, count);
-            const auto whole = block_of(blocks_[t % 2].view(), i, count);
-            const auto g = block_of(contribution_.view(), i, count);
-            if (t + 1 < s.members()) {
-                add_tokens(this->queue_, g.key, sums.key);
-                add_tokens(this->queue_, g.value, sums.value);
-            } else if (t + 1 == s.members()) {
-                sum_tokens(this->queue_, sums.key, g.key, whole.key);
-                sum_tokens(this->queue_, sums.value, g.value, whole.value);
+    void reserve_gradients() {
+        const std::size_t numbers = traveling_ * this->block_width();
+        const bool several = this->own_rounds_ > 2;  // steps whose parts are summed
+        const auto reserve_two = [&](auto& two) {
+            for (auto& gradients : two) { this->reserve(gradients, numbers); }
+        };
+        if constexpr (!std::same_as<R, P>) { reserve_two(first_hop_); }
+        if (std::same_as<R, P> || several) { reserve_two(gradients_); }
+        if (several) { this->reserve(contribution_, numbers); }
+    }
+    // Behind round t: sums that have arrived get the part of this rank's step; at home, its own part.
+    void take_gradients(std::size_t t, std::size_t i, const detail::ring_share& s, const own_rows& own,
+                        const typename base::gradient_tensors& to) {
+        if (t < 2 || t > s.members()) { return; }
+        const std::size_t count = s.of(s.before(t)).tokens();
+        const auto add = [&](const auto& arrived) {
+            if (t < s.members()) {
+                const auto part = block_of(part_of(t).view(), i, count);
+                const auto sums = block_of(gradients_[t % 2].view(), i, count);
+                sum_tokens(this->queue_, arrived.key, part.key, sums.key);
+                sum_tokens(this->queue_, arrived.value, part.value, sums.value);
             } else {
-                copy_tokens(this->queue_, whole.key, s.rows_of(to.key));
-                copy_tokens(this->queue_, whole.value, s.rows_of(to.value));
+                sum_tokens(this->queue_, arrived.key, s.rows_of(own.key), s.rows_of(to.key));
+                sum_tokens(this->queue_, arrived.value, s.rows_of(own.value), s.rows_of(to.value));
             }
-        }
+        };
+        t == 2 ? add(block_of(first_hop(t).view(), i, count)) : add(block_of(gradients_[t % 2].view(), i, count));
     }
 
     // This rank's keys and values, packed for their first step.
@@ -265,7 +291,7 @@ private:
         return carry("keys and values", t, std::move(messages));
     }
     [[nodiscard]] schedule::ticket<Q> pass_blocks_and_gradients(std::size_t t) {
-        if (this->rounds_ == 1) { return {}; }
+        if (this->rounds_ == 1 || (t == 1 && this->rounds_ == 2)) { return {}; }
         transfers messages;
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             pass_block(messages, i, t);
@@ -296,14 +322,13 @@ private:
         if (t + 1 >= this->shares_[i].members()) { return; }
         pass(messages, i, t, blocks_[t % 2].view(), blocks_[(t + 1) % 2].view());
     }
-    // Round t: the gradients of the block of step t - 1 go on, those of step t arrive; at last home, rounded.
+    // Round t: the sums of gradients of the block of step t - 1 go on, those of step t arrive.
     void pass_gradients(transfers& messages, std::size_t i, std::size_t t) const {
-        const std::size_t members = this->shares_[i].members();
-        if (members == 1 || t == 0 || t > members) { return; }
-        if (t < members) {
-            pass(messages, i, t - 1, gradients_[(t - 1) % 2].view(), gradients_[t % 2].view());
+        if (t < 2 || t > this->shares_[i].members()) { return; }
+        if (t == 2) {
+            pass(messages, i, t - 1, first_hop(t - 1).view(), first_hop(t).view());
         } else {
-            pass(messages, i, t - 1, blocks_[(t - 1) % 2].view(), blocks_[t % 2].view());
+            pass(messages, i, t - 1, gradients_[(t - 1) % 2].view(), gradients_[t % 2].view());
         }
     }
 
@@ -315,17 +340,17 @@ private:
         };
         double total = 0;
         for (const std::size_t i : locals_) { total += cost_of(i); }
-        locals_until_.assign(own_rounds_, locals_.size());
+        locals_until_.assign(this->own_rounds_, locals_.size());
         double done = 0;
         std::size_t next = 0;
-        for (std::size_t t = 0; t + 1 < own_rounds_; ++t) {
-            const double until = total * static_cast<double>(t + 1) / static_cast<double>(own_rounds_);
+        for (std::size_t t = 0; t + 1 < this->own_rounds_; ++t) {
+            const double until = total * static_cast<double>(t + 1) / static_cast<double>(this->own_rounds_);
             while (next < locals_.size() && done < until) { done += cost_of(locals_[next++]); }
             locals_until_[t] = next;
         }
     }
     [[nodiscard]] std::size_t locals_until(std::size_t t) const noexcept {
-        return t < own_rounds_ ? locals_until_[t] : locals_.size();
+        return t < this->own_rounds_ ? locals_until_[t] : locals_.size();
     }
 };
 

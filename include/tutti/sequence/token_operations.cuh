@@ -109,25 +109,24 @@ template <unsigned size, class T> __global__ void fill_rows(token_rows<1> at, T*
     y.store(out + at.offset(0, p.row) + p.column);
 }
 
-template <unsigned size, bool adds, class O, class From, class To>
+template <unsigned size, class O, class From, class To>
 __global__ void copy_rows(token_rows<2> at, const From* in, To* out) {
     const place p = place::of_thread(at, size);
     if (!p.inside) { return; }
     numbers<From, size> x;
     numbers<To, size> y;
-    To* const to = out + at.offset(0, p.row) + p.column;
     x.load(in + at.offset(1, p.row) + p.column);
-    if constexpr (adds) { y.load(to); }
 #pragma unroll
-    for (unsigned i = 0; i < size; ++i) { y[i] = adds ? O::added(y[i], x[i]) : O::copied(x[i]); }
-    y.store(to);
+    for (unsigned i = 0; i < size; ++i) { y[i] = O::copied(x[i]); }
+    y.store(out + at.offset(0, p.row) + p.column);
 }
 
-template <unsigned size, class O, class P, class To>
-__global__ void sum_rows(token_rows<3> at, const P* a, const P* b, To* out) {
+template <unsigned size, class O, class A, class B, class To>
+__global__ void sum_rows(token_rows<3> at, const A* a, const B* b, To* out) {
     const place p = place::of_thread(at, size);
     if (!p.inside) { return; }
-    numbers<P, size> x, y;
+    numbers<A, size> x;
+    numbers<B, size> y;
     numbers<To, size> z;
     x.load(a + at.offset(1, p.row) + p.column);
     y.load(b + at.offset(2, p.row) + p.column);
@@ -156,8 +155,9 @@ __global__ void dot_rows(token_rows<2> at, const T* a, const T* b, P* out, std::
 }
 
 // `lanes` threads of a warp a row: all have read its log_sum_exp before one of them writes it.
-template <unsigned size, class O, class P>
-__global__ void merge_rows(token_rows<2> at, O op, unsigned lanes, bool tokens_inside) {
+template <unsigned size, class P, class Other, class Kept, class To>
+__global__ void merge_rows(token_rows<3> at, merge_operation<P, device_memory, Other, Kept, To> op, unsigned lanes,
+                           bool tokens_inside) {
     const std::size_t thread = std::size_t{blockIdx.x} * blockDim.x + threadIdx.x;
     const std::size_t row = thread / lanes;
     const auto lane = static_cast<unsigned>(thread % lanes);
@@ -170,18 +170,22 @@ __global__ void merge_rows(token_rows<2> at, O op, unsigned lanes, bool tokens_i
     const P* const other =
         op.other_log_sum_exp.data + t * op.other_log_sum_exp.token_stride + h * op.other_log_sum_exp.head_stride;
     const P minus_infinity = -std::numeric_limits<P>::infinity();
-    const typename O::weights w(inside ? *mine : minus_infinity, inside ? *other : minus_infinity);
+    const typename merge_operation<P, device_memory, Other, Kept, To>::weights w(inside ? *mine : minus_infinity,
+                                                                                 inside ? *other : minus_infinity);
     __syncwarp();
-    if (w.nothing()) { return; }
-    P* const out = op.out.data + at.offset(0, row);
-    const P* const other_out = op.other_out.data + at.offset(1, row);
+    if (!inside) { return; }
+    To* const out = op.out.data + at.offset(0, row);
+    const Kept* const kept = op.kept.data + at.offset(1, row);
+    const Other* const other_out = op.other_out.data + at.offset(2, row);
     for (std::size_t c = std::size_t{lane} * size; c < at.width; c += std::size_t{lanes} * size) {
-        numbers<P, size> y, x;
-        y.load(out + c);
+        numbers<Kept, size> y;
+        numbers<Other, size> x;
+        numbers<To, size> z;
+        y.load(kept + c);
         x.load(other_out + c);
 #pragma unroll
-        for (unsigned i = 0; i < size; ++i) { y[i] = w.out(y[i], x[i]); }
-        y.store(out + c);
+        for (unsigned i = 0; i < size; ++i) { z[i] = w.out(y[i], x[i]); }
+        z.store(out + c);
     }
     if (lane == 0) { *mine = w.log_sum_exp(); }
 }
@@ -215,27 +219,23 @@ void launch(const cuda_queue& q, const copy_tokens_operation<From, To, device_me
                              op.out.data);
     };
     constexpr unsigned size = 16 / std::min(sizeof(From), sizeof(To));
-    if (at.in_packs(size, op.out, op.in)) {
-        return op.adds ? start(detail::copy_rows<size, true, operation, From, To>, size)
-                       : start(detail::copy_rows<size, false, operation, From, To>, size);
-    }
-    op.adds ? start(detail::copy_rows<1, true, operation, From, To>, 1)
-            : start(detail::copy_rows<1, false, operation, From, To>, 1);
+    if (at.in_packs(size, op.out, op.in)) { return start(detail::copy_rows<size, operation, From, To>, size); }
+    start(detail::copy_rows<1, operation, From, To>, 1);
 }
 
 /// As wide a pack a thread as copies have. Determinism  the host's bits.
-template <floating_element P, floating_element To>
-void launch(const cuda_queue& q, const sum_tokens_operation<P, To, device_memory>& op) {
-    using operation = sum_tokens_operation<P, To, device_memory>;
+template <floating_element A, floating_element B, floating_element To>
+void launch(const cuda_queue& q, const sum_tokens_operation<A, B, To, device_memory>& op) {
+    using operation = sum_tokens_operation<A, B, To, device_memory>;
     if (op.out.empty()) { return; }
     const detail::token_rows<3> at(false, op.out, op.a, op.b);
     const auto start = [&](auto kernel, std::size_t size) {
         tutti::detail::start(q, op.name, kernel, at.rows * (at.width / size), detail::token_threads, at, op.a.data,
                              op.b.data, op.out.data);
     };
-    constexpr unsigned size = 16 / std::min(sizeof(P), sizeof(To));
-    if (at.in_packs(size, op.out, op.a, op.b)) { return start(detail::sum_rows<size, operation, P, To>, size); }
-    start(detail::sum_rows<1, operation, P, To>, 1);
+    constexpr unsigned size = 16 / std::min({sizeof(A), sizeof(B), sizeof(To)});
+    if (at.in_packs(size, op.out, op.a, op.b)) { return start(detail::sum_rows<size, operation, A, B, To>, size); }
+    start(detail::sum_rows<1, operation, A, B, To>, 1);
 }
 
 /// Determinism  the host's bits, as far as its compiler does not fuse products and sums.
@@ -256,18 +256,20 @@ template <floating_element T> void launch(const cuda_queue& q, const dot_tokens_
 
 /// Determinism  the same bits in every run. Those of the host but for exp and log, of which the device's differ in the
 ///              last places: by at most 1e-6 of the larger of the two merged numbers in float, 1e-14 in double.
-template <floating_element P> void launch(const cuda_queue& q, const merge_operation<P, device_memory>& op) {
-    using operation = merge_operation<P, device_memory>;
+template <floating_element P, floating_element Other, floating_element Kept, floating_element To>
+void launch(const cuda_queue& q, const merge_operation<P, device_memory, Other, Kept, To>& op) {
     if (op.out.empty()) { return; }
-    const detail::token_rows<2> at(true, op.out, op.other_out);
+    const detail::token_rows<3> at(true, op.out, op.kept, op.other_out);
     const auto start = [&](auto kernel, std::size_t size) {
         const auto lanes = static_cast<unsigned>(std::min<std::size_t>(32, std::bit_ceil(at.width / size)));
         tutti::detail::start(q, op.name, kernel, at.rows * lanes, detail::token_threads, at, op, lanes,
                              op.out.token_stride < op.out.head_stride);
     };
-    constexpr unsigned size = 16 / sizeof(P);
-    if (at.in_packs(size, op.out, op.other_out)) { return start(detail::merge_rows<size, operation, P>, size); }
-    start(detail::merge_rows<1, operation, P>, 1);
+    constexpr unsigned size = 16 / std::min({sizeof(Other), sizeof(Kept), sizeof(To)});
+    if (at.in_packs(size, op.out, op.kept, op.other_out)) {
+        return start(detail::merge_rows<size, P, Other, Kept, To>, size);
+    }
+    start(detail::merge_rows<1, P, Other, Kept, To>, 1);
 }
 
 }  // namespace tutti::sequence

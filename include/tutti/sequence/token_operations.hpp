@@ -6,7 +6,7 @@
 #include <cstddef>      // size_t
 #include <limits>       // infinity
 #include <string_view>  // names
-#include <type_traits>  // type_identity
+#include <type_traits>  // is_same, type_identity
 
 #include <tutti/core/config.hpp>          // TUTTI_HOST_DEVICE
 #include <tutti/core/element.hpp>         // accumulator_t
@@ -48,46 +48,45 @@ template <transportable T, memory M> struct fill_tokens_operation {
     }
 };
 
-/// out = To(in), or out += To(in) where `adds`; rounded once to nearest even when To is narrower.
+/// out = To(in), rounded once to nearest even when To is narrower.
 template <floating_element From, floating_element To, memory M> struct copy_tokens_operation {
     static constexpr std::string_view name = "copy tokens";
     token_view<const From, M> in;
     token_view<To, M> out;
-    bool adds = false;
     [[nodiscard]] tutti::cost cost() const noexcept {
-        const std::size_t passes = sizeof(From) + (adds ? 2 : 1) * sizeof(To);
-        return {static_cast<double>(in.size() * passes), adds ? static_cast<double>(in.size()) : 0};
+        return {static_cast<double>(in.size() * (sizeof(From) + sizeof(To))), 0};
     }
     [[nodiscard]] static TUTTI_HOST_DEVICE To copied(From x) noexcept {
         return static_cast<To>(static_cast<accumulator_t<From>>(x));
-    }
-    [[nodiscard]] static TUTTI_HOST_DEVICE To added(To sum, From x) noexcept {
-        return static_cast<To>(static_cast<accumulator_t<To>>(sum) + static_cast<accumulator_t<From>>(x));
     }
     void operator()() const {
         detail::for_each_head(out, [&](std::size_t t, std::size_t h) {
             const From* const x = in.at(t, h);
             To* const y = out.at(t, h);
-            for (std::size_t c = 0; c < out.width; ++c) { y[c] = adds ? added(y[c], x[c]) : copied(x[c]); }
+            for (std::size_t c = 0; c < out.width; ++c) { y[c] = copied(x[c]); }
         });
     }
 };
 
-/// out = To(a + b): the sum of two partial results, rounded once.
-template <floating_element P, floating_element To, memory M> struct sum_tokens_operation {
+/// out = To(a + b), rounded once from the precision of sums.
+template <floating_element A, floating_element B, floating_element To, memory M> struct sum_tokens_operation {
     static constexpr std::string_view name = "sum tokens";
-    token_view<const P, M> a, b;
+    using P = accumulator_t<A>;
+    static_assert(std::is_same_v<P, accumulator_t<B>>, "sums of tokens have one precision");
+    token_view<const A, M> a;
+    token_view<const B, M> b;
     token_view<To, M> out;
     [[nodiscard]] tutti::cost cost() const noexcept {
-        return {static_cast<double>(out.size() * (2 * sizeof(P) + sizeof(To))), static_cast<double>(out.size())};
+        return {static_cast<double>(out.size() * (sizeof(A) + sizeof(B) + sizeof(To))),
+                static_cast<double>(out.size())};
     }
-    [[nodiscard]] static TUTTI_HOST_DEVICE To summed(P x, P y) noexcept {
-        return static_cast<To>(static_cast<accumulator_t<P>>(x) + static_cast<accumulator_t<P>>(y));
+    [[nodiscard]] static TUTTI_HOST_DEVICE To summed(A x, B y) noexcept {
+        return static_cast<To>(static_cast<P>(x) + static_cast<P>(y));
     }
     void operator()() const {
         detail::for_each_head(out, [&](std::size_t t, std::size_t h) {
-            const P* const x = a.at(t, h);
-            const P* const y = b.at(t, h);
+            const A* const x = a.at(t, h);
+            const B* const y = b.at(t, h);
             To* const z = out.at(t, h);
             for (std::size_t c = 0; c < out.width; ++c) { z[c] = summed(x[c], y[c]); }
         });
@@ -118,19 +117,26 @@ template <floating_element T, memory M> struct dot_tokens_operation {
     }
 };
 
-/// Makes (out, log_sum_exp) the attention over what it and (other_out, other_log_sum_exp) attended to.
+/// Makes (out, log_sum_exp) the attention over what (kept, log_sum_exp) and (other_out, other_log_sum_exp) attended to.
 ///
 /// Semantics    a row that attended to nothing is out 0, log_sum_exp -inf: merged with another it changes nothing, and
 ///              two of them stay one. Weights are exp(lse - larger lse), so none overflows, however far the two are
-///              apart.
+///              apart. log_sum_exp is replaced.
+/// Units        sums, and what is computed with, are of P; each of the three results may be rounded.
+/// Aliasing     out is kept, or they have no element in common.
 /// Determinism  exact; merging in another order gives the same to rounding.
 /// Source       Dao et al. 2022, arXiv:2205.14135; Liu, Zaharia, Abbeel 2023, arXiv:2310.01889.
-template <floating_element P, memory M> struct merge_operation {
+template <floating_element P, memory M, floating_element Other = P, floating_element Kept = P, floating_element To = P>
+struct merge_operation {
     static constexpr std::string_view name = "merge attention";
-    token_view<const P, M> other_out, other_log_sum_exp;
-    token_view<P, M> out, log_sum_exp;
+    token_view<const Other, M> other_out;
+    token_view<const P, M> other_log_sum_exp;
+    token_view<const Kept, M> kept;
+    token_view<P, M> log_sum_exp;
+    token_view<To, M> out;
     [[nodiscard]] tutti::cost cost() const noexcept {
-        return {3.0 * static_cast<double>((out.size() + log_sum_exp.size()) * sizeof(P)),
+        return {static_cast<double>(out.size() * (sizeof(Other) + sizeof(Kept) + sizeof(To)) +
+                                    3 * log_sum_exp.size() * sizeof(P)),
                 3.0 * static_cast<double>(out.size())};
     }
     /// How a row is merged, by its log_sum_exp and the other one.
@@ -147,19 +153,24 @@ template <floating_element P, memory M> struct merge_operation {
         [[nodiscard]] TUTTI_HOST_DEVICE bool nothing() const noexcept {
             return larger_ == -std::numeric_limits<P>::infinity();
         }
-        [[nodiscard]] TUTTI_HOST_DEVICE P out(P mine, P other) const noexcept {
-            return ((exact(keep_) * exact(mine) + exact(take_) * exact(other)) / exact(total_)).value;
+        [[nodiscard]] TUTTI_HOST_DEVICE To out(Kept mine, Other other) const noexcept {
+            const P x = static_cast<P>(mine);
+            if (nothing()) { return static_cast<To>(x); }
+            const auto merged = exact(keep_) * exact(x) + exact(take_) * exact(static_cast<P>(other));
+            return static_cast<To>((merged / exact(total_)).value);
         }
-        [[nodiscard]] TUTTI_HOST_DEVICE P log_sum_exp() const noexcept { return larger_ + std::log(total_); }
+        [[nodiscard]] TUTTI_HOST_DEVICE P log_sum_exp() const noexcept {
+            return nothing() ? larger_ : larger_ + std::log(total_);
+        }
     };
     void operator()() const {
         detail::for_each_head(out, [&](std::size_t t, std::size_t h) {
             P& mine = *log_sum_exp.at(t, h);
             const weights w(mine, *other_log_sum_exp.at(t, h));
-            if (w.nothing()) { return; }
-            const P* const x = other_out.at(t, h);
-            P* const y = out.at(t, h);
-            for (std::size_t c = 0; c < out.width; ++c) { y[c] = w.out(y[c], x[c]); }
+            const Other* const x = other_out.at(t, h);
+            const Kept* const y = kept.at(t, h);
+            To* const z = out.at(t, h);
+            for (std::size_t c = 0; c < out.width; ++c) { z[c] = w.out(y[c], x[c]); }
             mine = w.log_sum_exp();
         });
     }
@@ -174,20 +185,20 @@ void fill_tokens(Q q, token_view<T, typename Q::memory_type> out, std::type_iden
 template <queue Q, class From, class To>
 void copy_tokens(Q q, token_view<From, typename Q::memory_type> in, token_view<To, typename Q::memory_type> out) {
     detail::expect_same_shape("copy_tokens", in, out);
-    run(q, copy_tokens_operation<std::remove_const_t<From>, To, typename Q::memory_type>{in, out, false});
+    run(q, copy_tokens_operation<std::remove_const_t<From>, To, typename Q::memory_type>{in, out});
 }
-template <queue Q, class From, class To>
-void add_tokens(Q q, token_view<From, typename Q::memory_type> in, token_view<To, typename Q::memory_type> out) {
-    detail::expect_same_shape("add_tokens", in, out);
-    run(q, copy_tokens_operation<std::remove_const_t<From>, To, typename Q::memory_type>{in, out, true});
-}
-/// out = a + b, rounded once.
-template <queue Q, class P, class To>
-void sum_tokens(Q q, token_view<P, typename Q::memory_type> a, token_view<P, typename Q::memory_type> b,
+/// out = a + b, rounded once. Aliasing: out is a or b, or has no element in common with them.
+template <queue Q, class A, class B, class To>
+void sum_tokens(Q q, token_view<A, typename Q::memory_type> a, token_view<B, typename Q::memory_type> b,
                 token_view<To, typename Q::memory_type> out) {
     detail::expect_same_shape("sum_tokens", a, out);
     detail::expect_same_shape("sum_tokens", b, out);
-    run(q, sum_tokens_operation<std::remove_const_t<P>, To, typename Q::memory_type>{a, b, out});
+    run(q,
+        sum_tokens_operation<std::remove_const_t<A>, std::remove_const_t<B>, To, typename Q::memory_type>{a, b, out});
+}
+template <queue Q, class From, class To>
+void add_tokens(Q q, token_view<From, typename Q::memory_type> in, token_view<To, typename Q::memory_type> out) {
+    sum_tokens(q, out, in, out);
 }
 
 }  // namespace tutti::sequence

@@ -31,8 +31,8 @@ namespace tutti::sequence {
 /// Determinism  each head is computed in one call: the same bits on any number of ranks.
 /// Cost         a rank of G with n tokens of a sequence of s sends, for each pair of token and head, width * sizeof(T)
 ///              bytes: of n (G - 1) / G tokens of all query and kv heads forward, and of s - n tokens of its part of the
-///              query heads, with sizeof(P) bytes for the sum of each. Backward: n (G - 1) / G of all heads and query
-///              heads again, twice where the kernel wants out, with two P a query head; s - n of its part of all heads.
+///              query heads, with sizeof(P) bytes for the sum of each. Backward: n (G - 1) / G of all heads, and of query
+///              heads again with two P each, or twice with one where the kernel wants out; s - n of its part of all heads.
 ///              Memory: its part of the heads of all tokens, and all heads of its tokens, of each tensor.
 /// Errors       as ring_attention; usage_error from plan, on all ranks, when G does not divide the heads.
 template <comm::can_exchange C, block_attention Block>
@@ -87,11 +87,7 @@ public:
         out_.place(this->shares_);
         log_sum_exp_.place(this->shares_);
         for_each_share(this->carry("tokens for heads", std::move(messages)), [&](std::size_t i) {
-            const tensor<P> sums = this->zeros_for(out_.whole(i), this->out_sums_);
-            this->block_.forward(this->queue_,
-                                 forward_block<T, M>{query_.whole(i), key_.whole(i), value_.whole(i), everything(),
-                                                     this->scale_, sums, log_sum_exp_.whole(i)});
-            this->finish(sums, out_.whole(i));
+            this->attend_whole(query_.whole(i), key_.whole(i), value_.whole(i), out_.whole(i), log_sum_exp_.whole(i));
         });
         messages.clear();
         out_.return_tokens(this->shares_, messages);
@@ -112,23 +108,24 @@ public:
         key_.give_heads(this->shares_, key, messages);
         value_.give_heads(this->shares_, value, messages);
         out_.give_heads(this->shares_, d_out, messages);
-        if constexpr (wants_out<Block>) { final_out_.give_heads(this->shares_, out, messages); }
         log_sum_exp_.give_heads(this->shares_, log_sum_exp, messages);
-        delta_.give_heads(this->shares_, tensor<const P>(this->deltas_of(d_out, out)), messages);
+        if constexpr (wants_out<Block>) {
+            final_out_.give_heads(this->shares_, out, messages);
+        } else {
+            delta_.give_heads(this->shares_, tensor<const P>(this->deltas_of(d_out, out)), messages);
+        }
         for (exchanged<T>* gradient : {&d_query_, &d_key_, &d_value_}) { gradient->place(this->shares_); }
         for_each_share(this->carry("tokens for heads", std::move(messages)), [&](std::size_t i) {
             tensor<const T> final_out;
-            if constexpr (wants_out<Block>) { final_out = final_out_.whole(i); }
-            const tensor<P> query_sums = this->zeros_for(d_query_.whole(i), this->query_sums_);
-            const tensor<P> key_sums = this->zeros_for(d_key_.whole(i), this->key_sums_);
-            const tensor<P> value_sums = this->zeros_for(d_value_.whole(i), this->value_sums_);
-            this->block_.backward(this->queue_,
-                                  backward_block<T, M>{query_.whole(i), key_.whole(i), value_.whole(i), everything(),
-                                                       this->scale_, out_.whole(i), final_out, log_sum_exp_.whole(i),
-                                                       delta_.whole(i), query_sums, key_sums, value_sums});
-            this->finish(query_sums, d_query_.whole(i));
-            this->finish(key_sums, d_key_.whole(i));
-            this->finish(value_sums, d_value_.whole(i));
+            tensor<const P> delta;
+            if constexpr (wants_out<Block>) {
+                final_out = final_out_.whole(i);
+            } else {
+                delta = delta_.whole(i);
+            }
+            this->differentiate_whole({query_.whole(i), out_.whole(i), final_out, log_sum_exp_.whole(i), delta, {}},
+                                      key_.whole(i), value_.whole(i),
+                                      {d_query_.whole(i), d_key_.whole(i), d_value_.whole(i)});
         });
         messages.clear();
         for (exchanged<T>* gradient : {&d_query_, &d_key_, &d_value_}) {
@@ -141,7 +138,6 @@ public:
     }
 
 private:
-    [[nodiscard]] visibility everything() const noexcept { return {this->rule_, 0, 0}; }
     // f(share): those of one rank, then, once their messages are there, the others.
     template <class F> void for_each_share(schedule::ticket<Q> given, F f) {
         for (const bool alone : {true, false}) {
