@@ -649,7 +649,6 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
                 fmt::format("--micro-batch: {} sequences of {} tokens are more than {} tokens at a time", o.micro_batch,
                             o.model.context, most_tokens));
     }
-    require(!o.of_parts() || !on_gpu, fmt::format("--device: pipeline '{}' runs on the CPU", o.pipeline));
     require(o.model.width % o.model.heads == 0,
             fmt::format("--width: {} cannot be divided among {} heads", o.model.width, o.model.heads));
     require(!o.resume || !o.checkpoint.empty(), "--resume: needs --checkpoint");

@@ -19,6 +19,7 @@
 
 #include <fmt/format.h>                        // messages
 #include <tutti/comm/counted.hpp>              // bytes on the wire
+#include <tutti/core/elementwise.hpp>          // fill
 #include <tutti/optimize/learning_rate.hpp>    // schedule
 #include <tutti/parallel/gradient_norm.hpp>    // model_norm
 #include <tutti/parallel/mesh.hpp>             // who does what
@@ -345,6 +346,21 @@ public:
         }
         return all;
     }
+    /// One element to and from every rank of the pipeline, so that connections are there before passes are under way.
+    void connect() {
+        Comm& comm = pipe_->communicator();
+        const auto ranks = static_cast<std::size_t>(comm.size());
+        const tutti::buffer<T, Q> out(net_.queue(), 1), in(net_.queue(), ranks);
+        tutti::fill(net_.queue(), out.view(), static_cast<T>(0.0f));
+        std::vector<tutti::comm::transfer<M>> all;
+        for (int other = 0; other < comm.size(); ++other) {
+            if (other == comm.rank()) { continue; }
+            all.push_back(tutti::comm::send_to(other, tutti::view<const T, M>(out.view())));
+            all.push_back(tutti::comm::receive_from(other, in.view().sub(static_cast<std::size_t>(other), 1)));
+        }
+        if (!all.empty()) { comm.exchange(all); }
+        comm.synchronize();
+    }
     /// Ranks that have the same parameters have the same values, or it throws. Collective over the world.
     void expect_same() {
         for (const std::size_t i : numbers_) {
@@ -395,7 +411,10 @@ template <class Device, class World>
         if (!o.load.empty()) { rank.load_masters(o.load, strategy); }
     }
     rank.find_owned(strategy);
-    net.rehearse(strategy);
+    net.rehearse(strategy, true);
+    world.barrier();  // before any device waits for another
+    net.rehearse(strategy, false);
+    rank.connect();
     rank.expect_same();
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,

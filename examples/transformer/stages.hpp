@@ -146,10 +146,12 @@ public:
         return tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(all)));
     }
 
-    /// Runs every pass once on zeros, and waits. A device loads kernels and sets up products when they are first used,
-    /// and may wait for all its streams to do so: it must not come to that while one waits for another rank. The next
-    /// step begins as if this had not been. Collective over the tensor group.
-    template <class S> void rehearse(S& strategy) {
+    /// Runs every pass once on zeros, and waits. A device sets up products and page-locked memory when they are first
+    /// used, and may wait for all its streams to do so: it must not come to that while one waits for another rank. So
+    /// ranks rehearse alone, and, when all have, once more, collectively over the tensor group: then there are
+    /// connections too, and both of the places from which tokens come. The next step begins as if this had not been.
+    template <class S> void rehearse(S& strategy, bool alone) {
+        math_.rehearse(alone);
         placed<S> s(*this, strategy);
         std::vector<batch> zeros(static_cast<std::size_t>(schedule_.micro_batches));
         const auto rows = static_cast<std::size_t>(this->most_rows_);
@@ -172,6 +174,7 @@ public:
         }
         static_cast<void>(take_loss());
         static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{}));
+        math_.rehearse(false);
     }
 
     /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).

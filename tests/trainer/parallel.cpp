@@ -248,7 +248,6 @@ TEST_CASE("what cannot be is refused with the reason") {
           "--recompute: 'zb-v' computes weights' gradients later, from what forward kept: 0 or 3");
     CHECK(refused("3d", [](O& o) { o.dp = 3, o.tp = o.pp = 1; }) ==
           "--batch: 8 sequences cannot be divided among 3 replicas");
-    CHECK(refused("pp", [](O& o) { o.device = "cuda", o.pp = 2; }) == "--device: pipeline 'pp' runs on the CPU");
     CHECK(refused("3d", [](O& o) { o.checkpoint = "x"; }) ==
           "--checkpoint: pipeline '3d' has none; --save writes weights");
 }
