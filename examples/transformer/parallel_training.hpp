@@ -93,11 +93,10 @@ private:
                                               std::size_t i) const {
         std::vector<U> all(whole[i].size()), own(net_.declared(i).size());
         file.read(i, tutti::view<U>(all));
-        for_each_run(i, o_.model, net_.part(), whole[i], net_.declared(i),
-                     [&](std::size_t from, std::size_t to, std::size_t n) {
-                         std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(from), n,
-                                     own.begin() + static_cast<std::ptrdiff_t>(to));
-                     });
+        for_each_run(i, o_.model, net_.part(), whole[i], [&](std::size_t from, std::size_t to, std::size_t n) {
+            std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(from), n,
+                        own.begin() + static_cast<std::ptrdiff_t>(to));
+        });
         return own;
     }
 
@@ -327,22 +326,23 @@ public:
         std::vector<R> all;
         if (world_.rank() != 0) { return all; }
         all.resize(whole[i].size());
-        std::vector<std::vector<R>> parts(static_cast<std::size_t>(o_.tp), std::vector<R>(net_.declared(i).size()));
+        std::vector<tensor_part> whose(static_cast<std::size_t>(o_.tp), net_.part());
+        std::vector<std::vector<R>> parts;
+        for (int t = 0; t < o_.tp; ++t) {
+            whose[static_cast<std::size_t>(t)].rank = t;
+            parts.emplace_back(parameters_of(o_.model, whose[static_cast<std::size_t>(t)])[i].size());
+        }
         auto from = sent.begin();
         for (std::size_t r = 0; r < counts.size(); ++r) {
             auto& part = parts[static_cast<std::size_t>(pieces[r][2])];
             std::copy_n(from, counts[r], part.begin() + static_cast<std::ptrdiff_t>(pieces[r][0]));
             from += static_cast<std::ptrdiff_t>(counts[r]);
         }
-        for (int t = 0; t < (cut_of(i, o_.model) == cut::whole ? 1 : o_.tp); ++t) {
-            const auto& part = parts[static_cast<std::size_t>(t)];
-            tensor_part whose = net_.part();
-            whose.rank = t;
-            for_each_run(i, o_.model, whose, whole[i], net_.declared(i),
-                         [&](std::size_t first, std::size_t at_part, std::size_t n) {
-                             std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(at_part), n,
-                                         all.begin() + static_cast<std::ptrdiff_t>(first));
-                         });
+        for (std::size_t t = 0; t < (cut_of(i, o_.model) == cut::whole ? 1 : parts.size()); ++t) {
+            for_each_run(i, o_.model, whose[t], whole[i], [&](std::size_t first, std::size_t at_part, std::size_t n) {
+                std::copy_n(parts[t].begin() + static_cast<std::ptrdiff_t>(at_part), n,
+                            all.begin() + static_cast<std::ptrdiff_t>(first));
+            });
         }
         return all;
     }
@@ -364,10 +364,10 @@ public:
     /// Ranks that have the same parameters have the same values, or it throws. Collective over the world.
     void expect_same() {
         for (const std::size_t i : numbers_) {
-            const auto values =
-                on_host<T>(net_.queue(), tutti::view<const T, M>(net_.parameters()[net_.place_of(i)].value));
-            const std::uint64_t bits = tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(values)));
-            if (cut_of(i, o_.model) == cut::whole) { group_.communicator().agree(bits, net_.declared(i).name); }
+            const tutti::view<const T, M> values = net_.parameters()[net_.place_of(i)].value;
+            if (cut_of(i, o_.model) == cut::whole && group_.size() > 1) {
+                group_.communicator().agree(net_.hash_of(values), net_.declared(i).name);
+            }
             if constexpr (M::host_accessible) {
                 if (i == token_table) { ends_.template expect_same<T>(values); }
             }
