@@ -39,7 +39,7 @@ def layouts(o):
     """All (tp, pp, dp) of --gpus that divide the model."""
     counts = range(1, o.gpus + 1)
     return [(tp, pp, dp) for tp, pp, dp in itertools.product(counts, counts, counts)
-            if tp * pp * dp == o.gpus and HEADS[o.model] % tp == 0 and LAYERS[o.model] % (2 * pp) == 0]
+            if tp * pp * dp == o.gpus and HEADS[o.model] >= tp and LAYERS[o.model] % (2 * pp) == 0]
 
 
 def too_large(o, folder):
@@ -84,7 +84,8 @@ def run_point(o, folder, point):
     line = [o.tutti, "--device", o.device, "--pipeline", "3d", "--tp", str(point["tp"]), "--pp", str(point["pp"]),
             "--dp", str(point["dp"]), "--zero", str(point.get("zero_stage", 0)),
             "--micro-batch", str(point["micro_batch"]), "--batch", str(batch), "--model", o.model,
-            "--tokens", os.path.join(folder, "random.bin"), "--steps", str(o.warmup + o.steps),
+            "--tokens", os.path.join(folder, "random.bin"), "--validation-tokens", os.path.join(folder, "few.bin"),
+            "--steps", str(o.warmup + o.steps),
             "--eval-every", str(o.warmup + o.steps), "--quiet", "--report", report]
     line += ["--gpus" if o.device == "cuda" else "--ranks", str(o.gpus)]
     if point["pp"] > 1:
@@ -111,6 +112,7 @@ def measured(o, folder):
         o.model = earlier["model"]
         return [{key: p[key] for key in ("point", "seconds", "command")} for p in earlier["points"]]
     random_tokens(os.path.join(folder, "random.bin"), 4 << 20)
+    random_tokens(os.path.join(folder, "few.bin"), 1025)  # what is validated is not measured
     if o.points:
         with open(o.points, encoding="utf-8") as file:
             points = json.load(file)

@@ -7,6 +7,8 @@
 #include <cstddef>    // size_t
 #include <vector>     // declarations
 
+#include <tutti/core/partition.hpp>  // heads of a rank
+
 #include "parameters.hpp"
 
 namespace transformer {
@@ -40,39 +42,56 @@ enum class cut {
     }
 }
 
-/// All parameters in the shapes that a rank has of them. Heads divide over the ranks.
+/// Where the rank's part of the extent that is cut lies: heads as equal as possible, and columns; `whole` is parameter
+/// i's declaration. Of thirds, in each of them.
+[[nodiscard]] inline tutti::part part_of_extent(std::size_t i, const configuration& c, const tensor_part& part,
+                                                const declaration& whole) {
+    const auto ranks = static_cast<std::size_t>(part.ranks), rank = static_cast<std::size_t>(part.rank);
+    const cut how = cut_of(i, c);
+    const std::size_t extent = how == cut::rows ? whole.shape.front() : whole.shape.back();
+    if (how == cut::whole) { return {0, extent}; }
+    if (i == token_table) { return {rank * part.words, part.words}; }
+    const auto heads = static_cast<std::size_t>(c.heads);
+    const bool of_heads = static_cast<in_layer>((i - at(0, in_layer{})) % per_layer) <= project_weight;
+    if (!of_heads) { return tutti::partition(extent, ranks, rank); }
+    const std::size_t unit = static_cast<std::size_t>(c.width) / heads;
+    const tutti::part own = tutti::partition(heads, ranks, rank);
+    return {own.first * unit, own.count * unit};
+}
+
+/// All parameters in the shapes that a rank has of them. Every rank has a head.
 [[nodiscard]] inline std::vector<declaration> parameters_of(const configuration& c, const tensor_part& part) {
     std::vector<declaration> list = parameters_of(c);
-    const auto t = static_cast<std::size_t>(part.ranks);
     for (std::size_t i = 0; i < list.size(); ++i) {
-        const cut how = cut_of(i, c);
-        if (how == cut::rows) { list[i].shape.front() /= t; }
-        if (how == cut::columns || how == cut::thirds) { list[i].shape.back() /= t; }
+        const std::size_t own = part_of_extent(i, c, part, list[i]).count;
+        switch (cut_of(i, c)) {
+        case cut::whole: break;
+        case cut::rows: list[i].shape.front() = own; break;
+        case cut::columns: list[i].shape.back() = own; break;
+        case cut::thirds: list[i].shape.back() = 3 * own; break;
+        }
     }
-    list[token_table].shape.front() = part.words;
     return list;
 }
 
 /// Calls visit(first in the whole, first in the part, count) for the elements of parameter i that lie one behind the
-/// other in both, in ascending order; `whole` and `own` are its declarations.
+/// other in both, in ascending order; `whole` is its declaration.
 template <class Visit>
 void for_each_run(std::size_t i, const configuration& c, const tensor_part& part, const declaration& whole,
-                  const declaration& own, Visit visit) {
+                  Visit visit) {
     const cut how = cut_of(i, c);
-    const auto rank = static_cast<std::size_t>(part.rank);
-    const std::size_t columns = whole.shape.back(), own_columns = own.shape.back();
-    const std::size_t rows = whole.size() / columns;
-    if (how == cut::whole || how == cut::rows) {
-        const std::size_t first = how == cut::rows ? rank * own.shape.front() : 0;
-        const std::size_t count = first >= rows ? 0 : std::min(own.size() / own_columns, rows - first);
-        if (count > 0) { visit(first * columns, std::size_t{0}, count * columns); }
+    const tutti::part own = part_of_extent(i, c, part, whole);
+    const std::size_t columns = whole.shape.back(), rows = whole.size() / columns;
+    if (how == cut::whole) { return visit(std::size_t{0}, std::size_t{0}, whole.size()); }
+    if (how == cut::rows) {
+        const std::size_t count = own.first >= rows ? 0 : std::min(own.count, rows - own.first);
+        if (count > 0) { visit(own.first * columns, std::size_t{0}, count * columns); }
         return;
     }
-    const std::size_t parts = how == cut::thirds ? 3 : 1;
-    const std::size_t width = columns / parts, own_width = own_columns / parts;
+    const std::size_t parts = how == cut::thirds ? 3 : 1, width = columns / parts;
     for (std::size_t r = 0; r < rows; ++r) {
         for (std::size_t p = 0; p < parts; ++p) {
-            visit(r * columns + p * width + rank * own_width, r * own_columns + p * own_width, own_width);
+            visit(r * columns + p * width + own.first, (r * parts + p) * own.count, own.count);
         }
     }
 }

@@ -515,8 +515,7 @@ inline void complete_parts(options& o, int processes) {
     require(o.ranks == product, fmt::format("--ranks: {} ranks, but --tp {} x --pp {} x --dp {} are {}", o.ranks, o.tp,
                                             o.pp, o.dp, product));
     if (on_gpu && o.gpus == 0) { o.gpus = o.ranks; }
-    require(o.model.heads % o.tp == 0,
-            fmt::format("--tp: {} heads cannot be divided among {} ranks", o.model.heads, o.tp));
+    require(o.model.heads >= o.tp, fmt::format("--tp: {} heads cannot be divided among {} ranks", o.model.heads, o.tp));
     constexpr std::string_view schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"};
     require(std::find(std::begin(schedules), std::end(schedules), o.pipeline_schedule) != std::end(schedules),
             fmt::format("--pipeline-schedule: '{}' is not one of gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe",
@@ -649,7 +648,6 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
                 fmt::format("--micro-batch: {} sequences of {} tokens are more than {} tokens at a time", o.micro_batch,
                             o.model.context, most_tokens));
     }
-    require(!o.of_parts() || !on_gpu, fmt::format("--device: pipeline '{}' runs on the CPU", o.pipeline));
     require(o.model.width % o.model.heads == 0,
             fmt::format("--width: {} cannot be divided among {} heads", o.model.width, o.model.heads));
     require(!o.resume || !o.checkpoint.empty(), "--resume: needs --checkpoint");

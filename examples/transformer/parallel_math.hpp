@@ -49,6 +49,7 @@ private:
     tutti::buffer<double, Q> total_;   // of the losses that take_loss() will fetch, then those of the rows at hand
     tutti::buffer<real, Q> normalizers_;
     clock::duration adding_{};
+    bool rehearsing_ = false;
 
     [[nodiscard]] bool alone() const { return group_->size() == 1; }
     [[nodiscard]] bool leads() const { return group_->rank() == 0; }
@@ -110,7 +111,7 @@ public:
     }
     /// Of rows one behind the other.
     void add_up(matrix<T> parts) {
-        if (alone()) { return; }
+        if (alone() || rehearsing_) { return; }
         const auto begin = clock::now();
         group_->add_up(tutti::view<T, M>(parts.data, parts.size())).wait(this->queue());
         adding_ += clock::now() - begin;
@@ -127,6 +128,7 @@ public:
     }
     void loss_and_gradient(matrix<T> logits, real scale) {
         if (alone()) { return Math::loss_and_gradient(logits, scale); }
+        if (rehearsing_) { return; }
         add_losses_of(logits, total_);
         const tutti::view<T, M> all(logits.data, logits.size());
         entropy_.backward(tutti::view<const T, M>(all), this->targets(),
@@ -138,6 +140,9 @@ public:
         tutti::fill(this->queue(), total_.view().sub(0, 1), 0.0);
         return total;
     }
+
+    /// Until it is taken back, nothing is added up and no rank waits for another; results mean nothing.
+    void rehearse(bool yes) { rehearsing_ = yes; }
 
     /// Host time spent adding up since the last call of this: where a queue runs inline, waiting for the others included.
     [[nodiscard]] clock::duration take_adding() { return std::exchange(adding_, clock::duration{}); }

@@ -19,6 +19,7 @@
 
 #include <fmt/format.h>                        // messages
 #include <tutti/comm/counted.hpp>              // bytes on the wire
+#include <tutti/core/elementwise.hpp>          // fill
 #include <tutti/optimize/learning_rate.hpp>    // schedule
 #include <tutti/parallel/gradient_norm.hpp>    // model_norm
 #include <tutti/parallel/mesh.hpp>             // who does what
@@ -92,11 +93,10 @@ private:
                                               std::size_t i) const {
         std::vector<U> all(whole[i].size()), own(net_.declared(i).size());
         file.read(i, tutti::view<U>(all));
-        for_each_run(i, o_.model, net_.part(), whole[i], net_.declared(i),
-                     [&](std::size_t from, std::size_t to, std::size_t n) {
-                         std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(from), n,
-                                     own.begin() + static_cast<std::ptrdiff_t>(to));
-                     });
+        for_each_run(i, o_.model, net_.part(), whole[i], [&](std::size_t from, std::size_t to, std::size_t n) {
+            std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(from), n,
+                        own.begin() + static_cast<std::ptrdiff_t>(to));
+        });
         return own;
     }
 
@@ -326,32 +326,48 @@ public:
         std::vector<R> all;
         if (world_.rank() != 0) { return all; }
         all.resize(whole[i].size());
-        std::vector<std::vector<R>> parts(static_cast<std::size_t>(o_.tp), std::vector<R>(net_.declared(i).size()));
+        std::vector<tensor_part> whose(static_cast<std::size_t>(o_.tp), net_.part());
+        std::vector<std::vector<R>> parts;
+        for (int t = 0; t < o_.tp; ++t) {
+            whose[static_cast<std::size_t>(t)].rank = t;
+            parts.emplace_back(parameters_of(o_.model, whose[static_cast<std::size_t>(t)])[i].size());
+        }
         auto from = sent.begin();
         for (std::size_t r = 0; r < counts.size(); ++r) {
             auto& part = parts[static_cast<std::size_t>(pieces[r][2])];
             std::copy_n(from, counts[r], part.begin() + static_cast<std::ptrdiff_t>(pieces[r][0]));
             from += static_cast<std::ptrdiff_t>(counts[r]);
         }
-        for (int t = 0; t < (cut_of(i, o_.model) == cut::whole ? 1 : o_.tp); ++t) {
-            const auto& part = parts[static_cast<std::size_t>(t)];
-            tensor_part whose = net_.part();
-            whose.rank = t;
-            for_each_run(i, o_.model, whose, whole[i], net_.declared(i),
-                         [&](std::size_t first, std::size_t at_part, std::size_t n) {
-                             std::copy_n(part.begin() + static_cast<std::ptrdiff_t>(at_part), n,
-                                         all.begin() + static_cast<std::ptrdiff_t>(first));
-                         });
+        for (std::size_t t = 0; t < (cut_of(i, o_.model) == cut::whole ? 1 : parts.size()); ++t) {
+            for_each_run(i, o_.model, whose[t], whole[i], [&](std::size_t first, std::size_t at_part, std::size_t n) {
+                std::copy_n(parts[t].begin() + static_cast<std::ptrdiff_t>(at_part), n,
+                            all.begin() + static_cast<std::ptrdiff_t>(first));
+            });
         }
         return all;
+    }
+    /// One element to and from every rank of the pipeline, so that connections are there before passes are under way.
+    void connect() {
+        Comm& comm = pipe_->communicator();
+        const auto ranks = static_cast<std::size_t>(comm.size());
+        const tutti::buffer<T, Q> out(net_.queue(), 1), in(net_.queue(), ranks);
+        tutti::fill(net_.queue(), out.view(), static_cast<T>(0.0f));
+        std::vector<tutti::comm::transfer<M>> all;
+        for (int other = 0; other < comm.size(); ++other) {
+            if (other == comm.rank()) { continue; }
+            all.push_back(tutti::comm::send_to(other, tutti::view<const T, M>(out.view())));
+            all.push_back(tutti::comm::receive_from(other, in.view().sub(static_cast<std::size_t>(other), 1)));
+        }
+        if (!all.empty()) { comm.exchange(all); }
+        comm.synchronize();
     }
     /// Ranks that have the same parameters have the same values, or it throws. Collective over the world.
     void expect_same() {
         for (const std::size_t i : numbers_) {
-            const auto values =
-                on_host<T>(net_.queue(), tutti::view<const T, M>(net_.parameters()[net_.place_of(i)].value));
-            const std::uint64_t bits = tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(values)));
-            if (cut_of(i, o_.model) == cut::whole) { group_.communicator().agree(bits, net_.declared(i).name); }
+            const tutti::view<const T, M> values = net_.parameters()[net_.place_of(i)].value;
+            if (cut_of(i, o_.model) == cut::whole && group_.size() > 1) {
+                group_.communicator().agree(net_.hash_of(values), net_.declared(i).name);
+            }
             if constexpr (M::host_accessible) {
                 if (i == token_table) { ends_.template expect_same<T>(values); }
             }
@@ -395,7 +411,10 @@ template <class Device, class World>
         if (!o.load.empty()) { rank.load_masters(o.load, strategy); }
     }
     rank.find_owned(strategy);
-    net.rehearse(strategy);
+    net.rehearse(strategy, true);
+    world.barrier();  // before any device waits for another
+    net.rehearse(strategy, false);
+    rank.connect();
     rank.expect_same();
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,

@@ -13,8 +13,8 @@
 
 #include <tutti/core/buffer.hpp>                 // storage
 #include <tutti/core/elementwise.hpp>            // copy, fill
-#include <tutti/core/run.hpp>                    // fetch
-#include <tutti/core/state.hpp>                  // hash_bytes
+#include <tutti/core/hash.hpp>                   // hash_operation
+#include <tutti/core/run.hpp>                    // run, fetch
 #include <tutti/parallel/pipeline.hpp>           // stage_call
 #include <tutti/parallel/pipeline_schedule.hpp>  // pipeline_schedule
 #include <tutti/strategy/strategy.hpp>           // parameters
@@ -141,15 +141,19 @@ public:
     }
     /// Parameter i of the whole model gets gradients on several ranks: both ends' table, or one of two copies.
     [[nodiscard]] bool is_tied(std::size_t i) const { return i == token_table || schedule_.routes.size() > 1; }
-    [[nodiscard]] std::uint64_t hash() const {
-        const auto all = on_host<T>(math_.queue(), tutti::view<const T, M>(values_));
-        return tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(all)));
+    [[nodiscard]] std::uint64_t hash_of(tutti::view<const T, M> values) const {
+        const tutti::buffer<std::uint64_t, Q> hash(math_.queue(), 1);
+        tutti::run(math_.queue(), tutti::hash_operation<M>{tutti::as_bytes(values), hash.view()});
+        return tutti::fetch(math_.queue(), hash.view(), std::uint64_t{});
     }
+    [[nodiscard]] std::uint64_t hash() const { return hash_of(values_.view()); }
 
-    /// Runs every pass once on zeros, and waits. A device loads kernels and sets up products when they are first used,
-    /// and may wait for all its streams to do so: it must not come to that while one waits for another rank. The next
-    /// step begins as if this had not been. Collective over the tensor group.
-    template <class S> void rehearse(S& strategy) {
+    /// Runs every pass once on zeros, and waits. A device sets up products and page-locked memory when they are first
+    /// used, and may wait for all its streams to do so: it must not come to that while one waits for another rank. So
+    /// ranks rehearse alone, and, when all have, once more, collectively over the tensor group: then there are
+    /// connections too, and both of the places from which tokens come. The next step begins as if this had not been.
+    template <class S> void rehearse(S& strategy, bool alone) {
+        math_.rehearse(alone);
         placed<S> s(*this, strategy);
         std::vector<batch> zeros(static_cast<std::size_t>(schedule_.micro_batches));
         const auto rows = static_cast<std::size_t>(this->most_rows_);
@@ -172,6 +176,7 @@ public:
         }
         static_cast<void>(take_loss());
         static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{}));
+        math_.rehearse(false);
     }
 
     /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).
@@ -257,7 +262,7 @@ private:
             {
                 const tutti::buffer<T, Q> all(this->memory_, whole[i].size());
                 initialize<T>(math_.queue(), all.view(), whole[i], seed, static_cast<std::uint32_t>(i));
-                for_each_run(i, config_, part_, whole[i], own, [&](std::size_t from, std::size_t to, std::size_t n) {
+                for_each_run(i, config_, part_, whole[i], [&](std::size_t from, std::size_t to, std::size_t n) {
                     tutti::copy(math_.queue(), tutti::view<const T, M>(all.view().sub(from, n)), value.sub(to, n));
                 });
             }

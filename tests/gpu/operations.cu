@@ -1,18 +1,23 @@
 // Every operation that has a device side: the bits of the host's, for every element type, around the edges of blocks
-// and of packs, at every alignment; and nothing is written beside the views.
+// and of packs, at every alignment; and nothing is written beside the views. Losses over a vocabulary that is cut, whose
+// sums have another order: fp64 values.
 #include <tutti/core/cuda_run.cuh>           // under test
 #include <tutti/core/philox.cuh>             // under test
 #include <tutti/optimize/clip.cuh>           // under test
+#include <tutti/parallel/vocabulary.cuh>     // under test
 #include <tutti/strategy/data_parallel.cuh>  // under test: hash
 
-#include <algorithm>  // fill
-#include <array>      // offsets
-#include <cstdint>    // words
-#include <cstring>    // memcmp
-#include <string>     // messages
-#include <tuple>      // arrays
-#include <utility>    // index_sequence
-#include <vector>     // arrays
+#include <algorithm>    // fill, max
+#include <array>        // offsets
+#include <cmath>        // exp, log, isnan
+#include <cstdint>      // words
+#include <cstring>      // memcmp
+#include <limits>       // infinity, epsilon
+#include <string>       // messages
+#include <tuple>        // arrays
+#include <type_traits>  // precision
+#include <utility>      // index_sequence
+#include <vector>       // arrays
 
 #include <doctest/doctest.h>  // checks
 
@@ -293,4 +298,150 @@ TEST_CASE("sums and hashes") {
             }(),
             std::vector<std::uint64_t>(1));
     }
+}
+
+namespace {
+
+template <class T> auto uploaded(const cuda_queue& q, const std::vector<T>& v) {
+    buffer<T, cuda_queue> b(q, v.size());
+    upload(q, view<const T>(v), b.view());
+    return b;
+}
+template <class T> std::vector<T> downloaded(const cuda_queue& q, view<const T, device_memory> v) {
+    std::vector<T> host(v.size());
+    download(q, v, view<T>(host));
+    return host;
+}
+
+// Logits of some rows over `words`, of which each of `ranks` has `count`, padding included.
+template <class T> struct cut_rows {
+    std::size_t words, ranks, count;
+    std::vector<std::int32_t> targets;
+    std::vector<std::vector<T>> whole;  // by row; words alone
+
+    cut_rows(std::size_t all, std::size_t among, std::size_t multiple)
+        : words(all), ranks(among), count((all + multiple * among - 1) / (multiple * among) * multiple) {
+        const auto last = static_cast<std::int32_t>(words - 1);
+        targets = {0, last, static_cast<std::int32_t>(count - 1), -1, last / 2, 1};
+        for (std::uint32_t i = 0; i < targets.size(); ++i) { whole.push_back(normals<T>(words, i + 1, 3)); }
+        whole[4][0] = static_cast<T>(300.0f);  // its exponential is out of range
+        whole[5].back() = static_cast<T>(std::numeric_limits<float>::quiet_NaN());
+    }
+    [[nodiscard]] std::size_t first(std::size_t rank) const { return rank * count; }
+    [[nodiscard]] std::size_t real(std::size_t rank) const {
+        return words <= first(rank) ? 0 : std::min(count, words - first(rank));
+    }
+    // Padding that would be noticed, if it were read.
+    [[nodiscard]] std::vector<T> part(std::size_t rank) const {
+        std::vector<T> rows(targets.size() * count, static_cast<T>(30000.0f));
+        for (std::size_t i = 0; i < targets.size(); ++i) {
+            std::copy_n(whole[i].begin() + static_cast<std::ptrdiff_t>(first(rank)), real(rank),
+                        rows.begin() + static_cast<std::ptrdiff_t>(i * count));
+        }
+        return rows;
+    }
+    [[nodiscard]] double log_sum(std::size_t i) const {
+        double largest = -std::numeric_limits<double>::infinity(), sum = 0;
+        for (const T x : whole[i]) { largest = std::max(largest, static_cast<double>(x)); }
+        for (const T x : whole[i]) { sum += std::exp(static_cast<double>(x) - largest); }
+        return largest + std::log(sum);
+    }
+};
+
+template <class T> void losses_of_cut_rows(const cut_rows<T>& c) {
+    using R = master_t<T>;
+    using namespace tutti::parallel;
+    CAPTURE(c.words);
+    CAPTURE(c.ranks);
+    const cuda_queue q(0);
+    const std::size_t rows = c.targets.size();
+    const auto targets = uploaded(q, c.targets);
+    std::vector<buffer<T, cuda_queue>> logits;
+    const auto share = [&](std::size_t r) {
+        return logits_share<const T, device_memory>{logits[r].view(), c.count, c.real(r), c.first(r)};
+    };
+    // What the ranks' collectives do is done here: the largest of all, and sums.
+    std::vector<R> largest(rows, -std::numeric_limits<R>::infinity()), sums(2 * rows);
+    for (std::size_t r = 0; r < c.ranks; ++r) {
+        logits.push_back(uploaded(q, c.part(r)));
+        const buffer<R, cuda_queue> own(q, rows);
+        run(q, logit_maxima_operation<T, device_memory>{share(r), own.view()});
+        const auto found = downloaded(q, view<const R, device_memory>(own.view()));
+        for (std::size_t i = 0; i < rows; ++i) {
+            largest[i] = found[i] > largest[i] || std::isnan(found[i]) ? found[i] : largest[i];
+        }
+    }
+    for (std::size_t i = 0; i + 1 < rows; ++i) {
+        CHECK(largest[i] == static_cast<R>(*std::max_element(c.whole[i].begin(), c.whole[i].end(), [](T a, T b) {
+                  return static_cast<double>(a) < static_cast<double>(b);
+              })));
+    }
+    CHECK(std::isnan(largest.back()));
+    const auto normalizer = uploaded(q, largest);
+    for (std::size_t r = 0; r < c.ranks; ++r) {
+        const buffer<R, cuda_queue> own(q, 2 * rows);
+        run(q, exponential_sums_operation<T, device_memory>{share(r), targets.view(), normalizer.view(), own.view()});
+        const auto found = downloaded(q, view<const R, device_memory>(own.view()));
+        for (std::size_t i = 0; i < found.size(); ++i) { sums[i] += found[i]; }
+    }
+    const auto all_sums = uploaded(q, sums);
+    const buffer<double, cuda_queue> on_device(q, rows);
+    run(q, losses_operation<R, device_memory>{targets.view(), all_sums.view(), normalizer.view(), on_device.view()});
+    const auto loss = downloaded(q, view<const double, device_memory>(on_device.view()));
+    constexpr double small = 16 * std::numeric_limits<R>::epsilon();
+    for (std::size_t i = 0; i + 1 < rows; ++i) {
+        CAPTURE(i);
+        const double log_sum = c.log_sum(i);
+        const double expected =
+            c.targets[i] < 0 ? 0 : log_sum - static_cast<double>(c.whole[i][static_cast<std::size_t>(c.targets[i])]);
+        CHECK(std::fabs(loss[i] - expected) <= small * (1 + std::fabs(log_sum)));
+    }
+    CHECK(std::isnan(loss.back()));
+    // The gradient in place of the logits, and beside them.
+    const R scale = R(0.125);
+    const double rounding = std::is_same_v<T, R> ? 0 : std::is_same_v<T, float16> ? 0x1p-11 : 0x1p-8;
+    for (std::size_t r = 0; r < c.ranks; ++r) {
+        const buffer<T, cuda_queue> beside(q, rows * c.count);
+        run(q, logit_gradients_operation<T, device_memory>{share(r), targets.view(), normalizer.view(), scale,
+                                                           beside.view()});
+        run(q, logit_gradients_operation<T, device_memory>{share(r), targets.view(), normalizer.view(), scale,
+                                                           logits[r].view()});
+        const auto d = downloaded(q, view<const T, device_memory>(beside.view()));
+        const auto in_place = downloaded(q, view<const T, device_memory>(logits[r].view()));
+        CHECK(std::memcmp(d.data(), in_place.data(), d.size() * sizeof(T)) == 0);
+        double worst = 0;
+        bool padding_is_zero = true;
+        for (std::size_t i = 0; i + 1 < rows; ++i) {
+            const double log_sum = c.log_sum(i);
+            for (std::size_t j = 0; j < c.count; ++j) {
+                const double got = static_cast<double>(d[i * c.count + j]);
+                if (c.targets[i] < 0 || j >= c.real(r)) {
+                    padding_is_zero = padding_is_zero && got == 0;
+                    continue;
+                }
+                const std::size_t word = c.first(r) + j;
+                const bool is_target = static_cast<std::size_t>(c.targets[i]) == word;
+                const double softmax = std::exp(static_cast<double>(c.whole[i][word]) - log_sum);
+                const double expected = static_cast<double>(scale) * (softmax - (is_target ? 1 : 0));
+                // Rounded to R, then to T; both have a smallest number.
+                const double allowed =
+                    rounding * std::fabs(expected) + (std::is_same_v<T, float16> ? 0x1p-25 : 0) +
+                    static_cast<double>(std::numeric_limits<R>::min()) +
+                    static_cast<double>(scale) * small * (1 + std::fabs(log_sum)) * (softmax + (is_target ? 1 : 0));
+                worst = std::max(worst, std::fabs(got - expected) / allowed);
+            }
+        }
+        CHECK(worst <= 1);
+        CHECK(padding_is_zero);
+    }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("losses over a vocabulary that is cut", T, float, bfloat16, float16, double) {
+    test::require_device();
+    losses_of_cut_rows(cut_rows<T>(101, 3, 8));
+    losses_of_cut_rows(cut_rows<T>(9, 4, 8));  // two ranks have no words
+    losses_of_cut_rows(cut_rows<T>(512, 1, 1));
+    losses_of_cut_rows(cut_rows<T>(50257, 2, 128));
 }

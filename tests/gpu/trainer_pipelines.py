@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 
-from trainer_runs import MPIRUN, expect_close, gpus, losses, processes, train, write_text
+from trainer_runs import expect_close, expect_same, gpus, losses, ranks, train, write_text
 
 STAGES = ("zero1", "zero2", "zero3")
 # Several messages on 2 and on 4 ranks: they are of 32 MiB times the ranks.
@@ -21,26 +21,6 @@ LARGE = ["--layers", "4", "--heads", "16", "--width", "1024", "--context", "64",
 
 # Sixteen tokens of documents a step: ranks without any.
 FEW = ["--layers", "2", "--heads", "4", "--width", "128", "--context", "16", "--batch", "1"]
-
-
-class ranks:
-    """How that many are started here; none if they cannot be."""
-
-    def __init__(self, count, present):
-        self.count = count
-        self.possible = count <= present or bool(MPIRUN)
-        self.options = ("--gpus", str(count)) if count <= present else ("--backend", "nccl")
-        self.launcher = () if count <= present else processes(count, present)
-        self.name = "%d %s" % (count, "GPUs" if count <= present else "processes on %d GPUs" % present)
-
-    def train(self, folder, *options, **how):
-        return train(folder, *options, *self.options, launcher=self.launcher, **how)
-
-
-def expect_same(what, one, other):
-    print("%s: parameters %s and %s" % (what, one["parameter_hash"], other["parameter_hash"]))
-    if one["parameter_hash"] != other["parameter_hash"]:
-        sys.exit("%s: other bits" % what)
 
 
 def check_alone(folder, one, *options):

@@ -55,3 +55,23 @@ def expect_close(what, got, want, bar):
     print("%s: losses differ by at most %.2g of their size (bar %.0e)" % (what, worst, bar))
     if len(got) != len(want) or not worst <= bar:
         sys.exit("%s: %s, expected %s" % (what, got, want))
+
+
+class ranks:
+    """How that many are started here; none if they cannot be."""
+
+    def __init__(self, count, present):
+        self.count = count
+        self.possible = count <= present or bool(MPIRUN)
+        self.options = ("--gpus", str(count)) if count <= present else ("--backend", "nccl")
+        self.launcher = () if count <= present else processes(count, present)
+        self.name = "%d %s" % (count, "GPUs" if count <= present else "processes on %d GPUs" % present)
+
+    def train(self, folder, *options, **how):
+        return train(folder, *options, *self.options, launcher=self.launcher, **how)
+
+
+def expect_same(what, one, other):
+    print("%s: parameters %s and %s" % (what, one["parameter_hash"], other["parameter_hash"]))
+    if one["parameter_hash"] != other["parameter_hash"]:
+        sys.exit("%s: other bits" % what)

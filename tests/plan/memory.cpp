@@ -161,6 +161,13 @@ TEST_CASE("what strategies hold beside states") {
     CHECK(memory_of_rank(m, nodes, 0).states == 16.0 * static_cast<double>((m.parameters() + 3) / 4));
 }
 
+TEST_CASE("heads that do not divide: the rank that has one more of them") {
+    const model_shape m{48, 1600, 25, 50304, 1024};
+    const std::int64_t layer = 4 * 1600 * 832 + 3 * 832 + 8 * 1600 * 800 + 4 * 800 + 6 * 1600;
+    CHECK(rank_parameters(m, {.tensor = 2}, 0) == 48 * layer + (25152 + 1024) * 1600 + 2 * 1600);
+    CHECK(rank_parameters(m, {.tensor = 1}, 0) == m.parameters());
+}
+
 TEST_CASE("a V: the first rank has the first and the last stage, and all hold as much of them") {
     const model_shape m{8, 512, 8, 4096, 256};
     job j{.pipeline = 4, .schedule = pipelining::zero_bubble_v, .micro_batches = 8};
@@ -207,7 +214,7 @@ TEST_CASE("what does not fit together is refused with the numbers") {
     const model_shape m{12, 768, 12, 50257, 1024};
     const auto of = [&](const job& j) { static_cast<void>(rank_parameters(m, j, 0)); };
     CHECK_THROWS_WITH_AS(of({.tensor = 2}), "plan: 50257 words do not divide over 2 ranks", usage_error);
-    CHECK_THROWS_WITH_AS(of({.tensor = 5}), "plan: 12 heads do not divide over 5 ranks", usage_error);
+    CHECK_THROWS_WITH_AS(of({.tensor = 13}), "plan: 12 heads do not divide over 13 ranks", usage_error);
     CHECK_THROWS_WITH_AS(of({.pipeline = 5}), "plan: 12 layers do not divide over 5 stages of 1 chunks", usage_error);
     CHECK_THROWS_WITH_AS(of({.chunks = 2}), "plan: 2 chunks a rank under this schedule", usage_error);
     CHECK_THROWS_WITH_AS(of({.zero_stage = 4}), "plan: ZeRO stage 4 of 0 to 3", usage_error);

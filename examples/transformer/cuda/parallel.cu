@@ -4,6 +4,7 @@
 #include <tutti/comm/mpi.hpp>  // ranks as processes
 #endif
 #include <tutti/core/cuda_run.cuh>        // copies, fills
+#include <tutti/core/hash.cuh>            // hashes of weights
 #include <tutti/core/philox.cuh>          // initial weights
 #include <tutti/optimize/clip.cuh>        // norms
 #include <tutti/parallel/vocabulary.cuh>  // losses

@@ -1,6 +1,8 @@
 // The GPU's training run, compiled by nvcc once for each kind of `world`. The pipelines are in strategies.cu.
 #include "run.hpp"
 
+#include <cstdlib>  // setenv
+
 #include <fmt/format.h>  // messages
 
 #include "../parallel_run.hpp"
@@ -35,6 +37,9 @@ template <class World> result run_on_gpu(World& world, const options& o, const c
 }  // namespace
 
 void expect_devices(const options& o) {
+    // CUDA loads a kernel when it is first used, and may wait for the device to do so. Where the device waits for one
+    // of another thread's, and that thread to load its own, neither would go on. It reads this with its first call.
+    if (o.of_parts() && o.backend == "threads" && o.gpus > 1) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 #if !TRANSFORMER_WITH_NCCL
     if (o.gpus > 1) {
         throw bad_input(fmt::format("--gpus: {} asked for, but this build trains on one: no NCCL was found when it was "

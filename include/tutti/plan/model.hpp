@@ -92,8 +92,7 @@ inline void validate(const model_shape& m, const job& j) {
     expect(j.zero_stage >= 0 && j.zero_stage <= 3, [&] { return formatted("ZeRO stage {} of 0 to 3", j.zero_stage); });
     expect(m.hidden % m.heads == 0,
            [&] { return formatted("hidden {} does not divide over {} heads", m.hidden, m.heads); });
-    expect(m.heads % j.tensor == 0,
-           [&] { return formatted("{} heads do not divide over {} ranks", m.heads, j.tensor); });
+    expect(m.heads >= j.tensor, [&] { return formatted("{} heads do not divide over {} ranks", m.heads, j.tensor); });
     expect(m.vocabulary % j.tensor == 0,
            [&] { return formatted("{} words do not divide over {} ranks", m.vocabulary, j.tensor); });
     const int chunks = j.schedule == pipelining::zero_bubble_v ? 2 : j.chunks;
@@ -123,6 +122,11 @@ inline void validate(const model_shape& m, const job& j) {
            [] { return std::string("node_shards sends gradients as they are"); });
 }
 
+/// Features of attention, of `hidden`, on the tensor rank that has most heads.
+[[nodiscard]] constexpr std::int64_t attention_features(const model_shape& m, const job& j) noexcept {
+    return (m.heads + j.tensor - 1) / j.tensor * (m.hidden / m.heads);
+}
+
 /// Parameters of a rank of a stage: weights and their biases cut by tensor ranks; norms, biases of whole rows and
 /// positions on each; the last stage has its own table and positions where its rank is not that of the first.
 /// Schedules of several chunks a rank: `stage` is the rank. Under zero_bubble_v rank 0 has the first and the last chunk.
@@ -131,7 +135,8 @@ inline void validate(const model_shape& m, const job& j) {
     if (stage < 0 || stage >= j.pipeline) { throw usage_error(formatted("plan: stage {} of {}", stage, j.pipeline)); }
     const std::int64_t h = m.hidden;
     const std::int64_t t = j.tensor;
-    const std::int64_t layer = 12 * h * h / t + 7 * h / t + 6 * h;
+    const std::int64_t attended = attention_features(m, j);
+    const std::int64_t layer = 4 * h * attended + 8 * h * h / t + 3 * attended + 4 * h / t + 6 * h;
     std::int64_t count = m.layers / j.pipeline * layer;
     const bool last = stage == j.last_rank();
     if (stage == 0 || last) { count += m.vocabulary / t * h + m.sequence * h; }

@@ -45,6 +45,7 @@ struct rank_work {
     const auto h = static_cast<double>(m.hidden);
     const auto s = static_cast<double>(m.sequence);
     const double t = j.tensor;
+    const auto attended = static_cast<double>(attention_features(m, j));
     const double rows = s * static_cast<double>(j.micro_batch);
     const double layers = static_cast<double>(m.layers / j.pipeline);
     const double passes = j.recompute == recomputation::full ? 4 : 3;  // forwards that forward and backward are worth
@@ -56,8 +57,9 @@ struct rank_work {
     const double score_bytes = kept_scores ? rows * s * static_cast<double>(m.heads) * 2 * 5 / t : 0;
     rank_work w;
     // Half a wave for each of four products, whose inner sizes are these in forward, and in both of backward.
-    const double inner = forwards * (2 * h + 5 * h / t) + 2 * h + 7 * h / t + 4 * rows;
-    w.layer_flops = layers * (24 * rows * h * h / t * passes + 4 * rows * s * h / t * of_scores + on.wave * inner);
+    const double inner = forwards * (2 * h + attended + 4 * h / t) + 2 * h + 3 * attended + 4 * h / t + 4 * rows;
+    w.layer_flops = layers * (rows * h * (8 * attended + 16 * h / t) * passes + 4 * rows * s * attended * of_scores +
+                              on.wave * inner);
     w.head_flops = 6 * rows * h * static_cast<double>(m.vocabulary) / t;
     w.memory_bytes = layers * (row_bytes * passes + score_bytes * of_scores);
     w.kernels = layers * passes * 6;  // four products of weights, two of attention

@@ -1,0 +1,131 @@
+"""trainer_parallel.py TRANSFORMER [MPIRUN OPTIONS...]: ranks that have parts of the model, on 2 and 4 GPUs: the losses of
+one GPU and of the CPU, the CPU's bytes along each dimension, the same bits twice, and weights that survive a file.
+Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
+Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from trainer_runs import expect_close, expect_same, gpus, losses, ranks, train, write_text
+
+SMALL = ["--layers", "8", "--heads", "4", "--width", "64", "--context", "32", "--batch", "16", "--micro-batch", "2"]
+# Heads of 64 in 16 bits: cuDNN's attention, and products with what follows them.
+WIDE = ["--layers", "4", "--heads", "8", "--width", "512", "--context", "128", "--batch", "16", "--micro-batch", "4",
+        "--lr", "1e-4"]
+
+
+def cut(tp=1, pp=1, dp=1, schedule="1f1b", zero=0):
+    return ("--pipeline", "3d", "--tp", str(tp), "--pp", str(pp), "--dp", str(dp), "--pipeline-schedule", schedule,
+            "--zero", str(zero))
+
+
+def of_two():
+    """Layouts of two ranks, and whether they are run twice."""
+    yield cut(tp=2), True
+    for schedule in ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe"):
+        yield cut(pp=2, schedule=schedule), schedule in ("1f1b", "dualpipe")
+    yield cut(dp=2, zero=0), False
+    yield cut(dp=2, zero=1), True
+
+
+def of_four():
+    yield cut(tp=2, pp=2), True
+    yield cut(tp=4), False
+    yield cut(pp=4), False
+    yield cut(tp=2, dp=2, zero=1), True
+    yield cut(tp=2, pp=2, schedule="zb-v"), False
+    yield cut(pp=2, dp=2, schedule="dualpipe", zero=1), False
+
+
+def name_of(layout, on):
+    return "%s on %s" % (" ".join(word.lstrip("-") for word in layout[2:]), on.name)
+
+
+def check_in_float(folder, on, layouts, *options):
+    """Sums come in another order: rounding of floats."""
+    same = (*options, "--steps", "6", "--precision", "float")
+    one = train(folder, *same, *cut(), model=SMALL)
+    here = train(folder, *same, "--pipeline", "local", device="cpu", model=SMALL)
+    expect_close("one GPU beside the CPU", losses(one), losses(here), 1e-5)
+    for layout, twice in layouts:
+        what = name_of(layout, on)
+        there = on.train(folder, *same, *layout, model=SMALL)
+        expect_close(what + " beside one GPU", losses(there), losses(one), 1e-5)
+        expect_close(what + " beside the CPU", losses(there), losses(here), 1e-5)
+        cpu = train(folder, *same, *layout, "--recompute", "0", device="cpu", model=SMALL)
+        sent, expected = (report["parallel"]["bytes_per_rank_per_step"] for report in (there, cpu))
+        print("%s: bytes a step %s" % (what, sent))
+        if sent != expected or there["parallel"]["bubble_fraction"] != cpu["parallel"]["bubble_fraction"]:
+            sys.exit("%s: bytes a step %s, bubble %s; on the CPU %s, %s" %
+                     (what, sent, there["parallel"]["bubble_fraction"], expected,
+                      cpu["parallel"]["bubble_fraction"]))
+        if twice:
+            expect_same(what + ", twice", there, on.train(folder, *same, *layout, model=SMALL))
+
+
+def check_in_16_bits(folder, on, layouts, *options):
+    """Gradients and activations of 2^-9 are rounded once more for each sum over ranks."""
+    same = (*options, "--steps", "6", "--precision", "bf16")
+    one = train(folder, *same, *cut(), model=WIDE)
+    for layout, twice in layouts:
+        if not twice:
+            continue
+        what = name_of(layout, on) + ", bf16"
+        there = on.train(folder, *same, *layout, model=WIDE)
+        expect_close(what, losses(there), losses(one), 2e-2)
+        expect_same(what + ", twice", there, on.train(folder, *same, *layout, model=WIDE))
+
+
+def check_files(folder, on, layout, *options):
+    """A step too small to change a float: masters that are loaded are saved again, by one GPU too."""
+    first, second, third = (os.path.join(folder, name + ".safetensors") for name in ("first", "second", "third"))
+    same = (*options, "--precision", "bf16")
+    on.train(folder, *same, *layout, "--steps", "3", "--save", first, model=SMALL)
+    still = (*same, "--steps", "1", "--lr", "1e-30")
+    on.train(folder, *still, *layout, "--load", first, "--save", second, model=SMALL)
+    train(folder, *still, *cut(), "--load", second, "--save", third, model=SMALL)
+    files = []
+    for name in (first, second, third):
+        with open(name, "rb") as file:
+            files.append(file.read())
+    if files[1] != files[0] or files[2] != files[0]:
+        sys.exit("%s: weights changed on their way through a file" % name_of(layout, on))
+    print("%s: weights through files" % name_of(layout, on))
+
+
+def main():
+    present = gpus()
+    if present == 0:
+        print("skipped: no GPU answers nvidia-smi")
+        return 77
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--data", write_text(folder))
+
+        def attempt(check, *arguments):
+            """Later checks are worth their time, whatever this one finds."""
+            try:
+                check(folder, *arguments, *options)
+            except (SystemExit, subprocess.TimeoutExpired) as failure:
+                print("FAILED: %s" % failure)
+                failures.append(check.__name__)
+
+        for count, layouts in ((2, of_two), (4, of_four)):
+            on = ranks(count, present)
+            if not on.possible:
+                print("left out: %d ranks, there are %d GPUs and no mpirun" % (count, present))
+                continue
+            attempt(check_in_float, on, list(layouts()))
+            attempt(check_in_16_bits, on, list(layouts()))
+            attempt(check_files, on, cut(pp=2, schedule="zb-v") if count == 2 else cut(tp=2, pp=2))
+    if failures:
+        sys.exit("failed: %s" % ", ".join(failures))
+    print("passed on %d GPUs" % min(present, 4))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
