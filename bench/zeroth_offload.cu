@@ -137,7 +137,8 @@ struct setting {
     int bits;
     std::string directions;
     std::size_t slot_count, every;
-    bool replay = true;  // updates on what travels in 8 bits
+    bool replay = true;      // updates on what travels in 8 bits
+    std::size_t piece = 32;  // MiB that move at once, of 16 bits
 };
 struct first_losses {
     double plus = 0, minus = 0;
@@ -150,9 +151,9 @@ class report {
 
 public:
     report(std::size_t tokens, int steps) : tokens_(tokens), steps_(steps) {
-        fmt::print("# {:<9} {:>4} {:>10} {:>5} {:>5} {:>9} {:>9} {:>7} {:>9} {:>8} {:>9} {:>6} {:>6} {:>6}\n", "model",
-                   "bits", "z", "slots", "every", "step ms", "bound ms", "ratio", "tokens/s", "overlap", "loss", "GiB",
-                   "model", "pipe");
+        fmt::print("# {:<9} {:>4} {:>10} {:>5} {:>5} {:>5} {:>9} {:>9} {:>7} {:>9} {:>8} {:>9} {:>6} {:>6} {:>6}\n",
+                   "model", "bits", "z", "slots", "every", "piece", "step ms", "bound ms", "ratio", "tokens/s",
+                   "overlap", "loss", "GiB", "model", "pipe");
     }
     [[nodiscard]] const nlohmann::ordered_json& rows() const noexcept { return rows_; }
 
@@ -164,7 +165,7 @@ public:
         opt_model model(q, s, tokens_, 2);
         const std::size_t of_model = q.account().live();
         zeroth::offload<cuda_queue, number, opt_model> pipeline(
-            q, model, store, {.slot_count = how.slot_count, .write_back_every = how.every});
+            q, model, store, {.slot_count = how.slot_count, .write_back_every = how.every, .piece = how.piece << 20});
         const std::size_t of_pipeline = q.account().live() - of_model;
         std::vector<double> times;
         std::vector<zeroth::loss_value> losses(2);
@@ -210,10 +211,12 @@ public:
         const double busy = layers * std::max(link, compute) + stays;
         const double rate = static_cast<double>(tokens_) / mean;
         const auto gib = [](std::size_t bytes) { return static_cast<double>(bytes) / (1 << 30); };
-        fmt::print("{:<11} {:>4} {:>10} {:>5} {:>5} {:>9.2f} {:>9.2f} {:>7.3f} {:>9.0f} {:>8.3f} {:>9.5f} {:>6.2f} "
-                   "{:>6.2f} {:>6.2f}\n",
-                   s.name, how.bits, how.directions, how.slot_count, how.every, mean * 1e3, bound * 1e3, mean / bound,
-                   rate, busy / mean, first.plus, gib(pipeline.peak_device_bytes()), gib(of_model), gib(of_pipeline));
+        fmt::print(
+            "{:<11} {:>4} {:>10} {:>5} {:>5} {:>5} {:>9.2f} {:>9.2f} {:>7.3f} {:>9.0f} {:>8.3f} {:>9.5f} {:>6.2f} "
+            "{:>6.2f} {:>6.2f}\n",
+            s.name, how.bits, how.directions, how.slot_count, how.every, how.piece, mean * 1e3, bound * 1e3,
+            mean / bound, rate, busy / mean, first.plus, gib(pipeline.peak_device_bytes()), gib(of_model),
+            gib(of_pipeline));
         std::fflush(stdout);
         rows_.push_back({{"model", s.name},
                          {"blocks", s.blocks},
@@ -223,6 +226,7 @@ public:
                          {"slots", how.slot_count},
                          {"write_back_every", how.every},
                          {"replay", how.replay},
+                         {"piece_mib", how.piece},
                          {"step_ms", mean * 1e3},
                          {"bound_ms", bound * 1e3},
                          {"ratio", mean / bound},
@@ -254,7 +258,7 @@ int main(int argc, char** argv) try {
     using namespace zeroth_bench;
     std::string json;
     std::vector<std::string> names{"opt-1.3b", "opt-6.7b", "opt-13b", "opt-175b"};
-    std::vector<std::size_t> slot_count{2, 3, 4}, every{1, 8}, renew_every{8};
+    std::vector<std::size_t> slot_count{2, 3, 4}, every{1, 8}, renew_every{8}, pieces{32};
     std::vector<std::string> kinds{"normal", "rademacher"};
     std::vector<int> bits{16, 8};
     std::size_t tokens = 2048;
@@ -269,6 +273,9 @@ int main(int argc, char** argv) try {
     app.add_option("--slots", slot_count, "blocks on the device, or on their way to it")->capture_default_str();
     app.add_option("--write-back-every", every, "steps, of 16 bits")->capture_default_str();
     app.add_option("--renew-every", renew_every, "steps between updates of masters, of 8 bits")->capture_default_str();
+    app.add_option("--pieces", pieces, "MiB of a block that move at once, of 16 bits")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
     app.add_flag("--late", late, "see 8 bits without the updates that their masters lack, instead of replaying them");
     app.add_option("--directions", kinds, "normal, rademacher")->check(CLI::IsMember({"normal", "rademacher"}));
     app.add_option("--tokens", tokens, "of the one sample")->check(CLI::Range(128, 2048))->capture_default_str();
@@ -287,10 +294,13 @@ int main(int argc, char** argv) try {
         }
         const zeroth::model_layout layout(model_of(s), sizeof(number));
         const auto measure = [&](auto& store, int width, const std::vector<std::size_t>& periods, bool replay) {
+            const std::vector<std::size_t> sizes = width == 16 ? pieces : std::vector<std::size_t>{pieces.front()};
             for (const std::string& kind : kinds) {
                 for (const std::size_t k : slot_count) {
                     for (const std::size_t p : periods) {
-                        all.measure(s, store, {width, kind, k, p, replay}, parts[kind], exact[kind]);
+                        for (const std::size_t size : sizes) {
+                            all.measure(s, store, {width, kind, k, p, replay, size}, parts[kind], exact[kind]);
+                        }
                     }
                 }
             }

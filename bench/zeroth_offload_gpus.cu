@@ -1,13 +1,16 @@
 // Zeroth-order steps of a model whose blocks stream through several GPUs: whole blocks to each GPU, of a host copy each, and
-// slices of one host copy that the GPUs gather; sides of the difference, shards of the batch, or both dealt to them; beside
-// one GPU. Tokens a second, bytes, and how long gathering takes by NCCL's collective, by its messages and by copies.
+// slices of one host copy that the GPUs gather by NCCL's collective, by its messages, by copies, and by whichever is
+// measured to be fastest; sides of the difference, shards of the batch, or both dealt to them. Tokens a second, over those of
+// one GPU with one shard and with as many; bytes; how long gathering takes.
 #include <algorithm>  // find_if, max
 #include <chrono>     // host times
 #include <cstdint>    // counts
 #include <cstdio>     // flush
 #include <exception>  // errors
 #include <iostream>   // errors
+#include <map>        // by shards
 #include <memory>     // stores
+#include <set>        // shards
 #include <string>     // names
 #include <utility>    // move
 #include <vector>     // plans
@@ -30,7 +33,7 @@ namespace zeroth_bench {
 
 struct plan {
     std::string uploads;  // naive, sliced
-    std::string gather;   // all_gather, messages, copies
+    std::string gather;   // all_gather, messages, copies, chosen
     std::string work;     // one, data, perturbation, 2d
     zeroth::division how;
 };
@@ -94,11 +97,12 @@ int main(int argc, char** argv) try {
     using namespace zeroth_bench;
     std::string json, name = "opt-66b";
     std::size_t tokens = 2048, slot_count = 3, blocks = 0;
-    int steps = 4, gpus = 0;
+    int steps = 4;
+    std::vector<int> gpus;
     CLI::App app("Zeroth-order steps with offloaded blocks on several GPUs, beside one");
     app.add_option("-m,--model", name, "opt-1.3b opt-6.7b opt-13b opt-66b opt-175b")->capture_default_str();
     app.add_option("--blocks", blocks, "of the model; 0: 16 of opt-66b's 64, 8 of opt-175b's 96, all others");
-    app.add_option("--gpus", gpus, "0: all");
+    app.add_option("--gpus", gpus, "beside one; default: all there are")->check(CLI::Range(2, 1024));
     app.add_option("--slots", slot_count, "blocks on a device")->capture_default_str();
     app.add_option("--tokens", tokens, "of a shard of the batch")->check(CLI::Range(128, 2048))->capture_default_str();
     app.add_option("--steps", steps, "timed, after two")->check(CLI::Range(1, 1000))->capture_default_str();
@@ -108,23 +112,31 @@ int main(int argc, char** argv) try {
     if (found == shapes.end()) { throw usage_error(fmt::format("there is no model '{}'", name)); }
     shape s = *found;
     if (blocks != 0) { s.blocks = blocks; }
-    if (gpus == 0) { tutti::detail::check_cuda(cudaGetDeviceCount(&gpus), "cudaGetDeviceCount"); }
+    int present = 0;
+    tutti::detail::check_cuda(cudaGetDeviceCount(&present), "cudaGetDeviceCount");
+    if (gpus.empty() && present > 1) {
+        gpus = {present};
+    }
+    for (const int n : gpus) {
+        if (n > present) { throw usage_error(fmt::format("--gpus: {} asked for, but there are {}", n, present)); }
+    }
     const nlohmann::ordered_json environment = bench::card_environment();
 
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-    double of_one = 0;
-    fmt::print("# {:<9} {:>4} {:>8} {:>11} {:>13} {:>9} {:>10} {:>9} {:>7} {:>7} {:>7} {:>9} {:>6}\n", "model", "gpus",
-               "uploads", "gather", "work", "tokens", "step ms", "tokens/s", "x one", "GB up", "GB down", "GB others",
-               "GiB");
+    std::map<std::size_t, double> of_one;  // tokens a second, by shards
+    fmt::print("# {:<9} {:>4} {:>8} {:>11} {:>13} {:>9} {:>10} {:>9} {:>7} {:>8} {:>7} {:>7} {:>9} {:>6}\n", "model",
+               "gpus", "uploads", "gather", "work", "tokens", "step ms", "tokens/s", "x one", "x equal", "GB up",
+               "GB down", "GB others", "GiB");
     const auto report = [&](int n, const plan& p, const outcome& r) {
         const double batch = static_cast<double>(tokens * p.how.shards);
         const double rate = batch / r.seconds;
-        if (of_one == 0) { of_one = rate; }
+        if (n == 1) { of_one[p.how.shards] = rate; }
+        const double one = of_one.at(1), equal = of_one.at(p.how.shards);
         const auto gb = [](std::uint64_t bytes) { return static_cast<double>(bytes) * 1e-9; };
-        fmt::print("{:<11} {:>4} {:>8} {:>11} {:>13} {:>9} {:>10.1f} {:>9.0f} {:>7.2f} {:>7.2f} {:>7.2f} {:>9.2f} "
-                   "{:>6.2f}\n",
-                   s.name, n, p.uploads, p.gather, p.work, batch, r.seconds * 1e3, rate, rate / of_one, gb(r.up),
-                   gb(r.down), gb(r.gathered), r.gib);
+        fmt::print("{:<11} {:>4} {:>8} {:>11} {:>13} {:>9} {:>10.1f} {:>9.0f} {:>7.2f} {:>8.2f} {:>7.2f} {:>7.2f} "
+                   "{:>9.2f} {:>6.2f}\n",
+                   s.name, n, p.uploads, p.gather, p.work, batch, r.seconds * 1e3, rate, rate / one, rate / equal,
+                   gb(r.up), gb(r.down), gb(r.gathered), r.gib);
         std::fflush(stdout);
         rows.push_back({{"model", s.name},
                         {"blocks", s.blocks},
@@ -136,7 +148,8 @@ int main(int argc, char** argv) try {
                         {"tokens_a_step", batch},
                         {"step_ms", r.seconds * 1e3},
                         {"tokens_per_s", rate},
-                        {"over_one_gpu", rate / of_one},
+                        {"over_one_gpu", rate / one},
+                        {"over_one_gpu_at_equal_batch", rate / equal},
                         {"upload_bytes", r.up},
                         {"offload_bytes", r.down},
                         {"gathered_bytes", r.gathered},
@@ -158,22 +171,28 @@ int main(int argc, char** argv) try {
         how.shards = static_cast<std::size_t>(data);
         return how;
     };
-    // What n GPUs can share.
+    // What n GPUs can share; one makes all batches that several will, one shard after the other.
     const auto works = [&](int n) {
         std::vector<plan> all;
-        if (n == 1) {
-            all.push_back({"naive", "-", "one", divided(1, 1)});
-            all.push_back(all.back());  // the batch of two shards, one after the other
-            all.back().how.shards = 2;
+        if (n > 1) {
+            all.push_back({"naive", "-", "data", divided(1, n)});
+            if (n % 2 == 0) { all.push_back({"naive", "-", n == 2 ? "perturbation" : "2d", divided(2, n / 2)}); }
             return all;
         }
-        all.push_back({"naive", "-", "data", divided(1, n)});
-        if (n == 2) { all.push_back({"naive", "-", "perturbation", divided(2, 1)}); }
-        if (n >= 4 && n % 2 == 0) { all.push_back({"naive", "-", "2d", divided(2, n / 2)}); }
+        std::set<std::size_t> batches{1};
+        for (const int several : gpus) {
+            batches.insert(static_cast<std::size_t>(several));
+            if (several % 2 == 0) { batches.insert(static_cast<std::size_t>(several) / 2); }
+        }
+        for (const std::size_t shards : batches) {
+            all.push_back({"naive", "-", "one", divided(1, 1)});
+            all.back().how.shards = shards;
+        }
         return all;
     };
-    nlohmann::ordered_json gathers;
-    for (const int n : gpus == 1 ? std::vector<int>{1} : std::vector<int>{1, gpus}) {
+    nlohmann::ordered_json gathers = nlohmann::ordered_json::array();
+    gpus.insert(gpus.begin(), 1);
+    for (const int n : std::vector<int>(gpus)) {
         for (const bool slices : {false, true}) {
             if (slices && n == 1) { continue; }
             const auto board = std::make_shared<zeroth::peer_board<cuda_queue>>(n);
@@ -184,35 +203,37 @@ int main(int argc, char** argv) try {
                 const auto tell = [&](const plan& p, const outcome& r) {
                     if (world.rank() == 0) { report(n, p, r); }
                 };
-                for (plan p : works(n)) {
-                    if (!slices) {
+                if (!slices) {
+                    for (const plan& p : works(n)) {
                         tell(p, measure(world, s, *store, p, zeroth::whole(), slot_count, tokens, steps));
-                        continue;
                     }
-                    p.uploads = "sliced";
-                    p.gather = "all_gather";
-                    tell(p,
-                         measure_slices(world, s, *store, p, zeroth::gather_collectively(), slot_count, tokens, steps));
-                    p.gather = "messages";
-                    tell(p,
-                         measure_slices(world, s, *store, p, zeroth::gather_by_messages(), slot_count, tokens, steps));
-                    p.gather = "copies";
-                    tell(p, measure_slices(world, s, *store, p, zeroth::gather_by_copies<cuda_queue>(world, board),
-                                           slot_count, tokens, steps));
+                    return world.synchronize();
                 }
-                if (slices) {
-                    const zeroth::gather_as_measured fastest(
-                        world, store->layout().size(1) * sizeof(number), zeroth::gather_collectively(),
-                        zeroth::gather_by_messages(), zeroth::gather_by_copies<cuda_queue>(world, board));
-                    if (world.rank() == 0) {
-                        const char* const names[] = {"all_gather", "messages", "copies"};
-                        gathers = {{"block_bytes", store->layout().size(1) * sizeof(number)},
-                                   {"chosen", names[fastest.chosen()]}};
-                        for (std::size_t i = 0; i < 3; ++i) {
-                            gathers[fmt::format("{}_ms", names[i])] = fastest.times()[i] * 1e3;
-                            fmt::print("# gathering a block by {}: {:.3f} ms\n", names[i], fastest.times()[i] * 1e3);
-                        }
+                const zeroth::gather_by_copies<cuda_queue> copies(world, board);
+                const zeroth::gather_as_measured fastest(world, store->layout().size(1) * sizeof(number),
+                                                         zeroth::gather_collectively(), zeroth::gather_by_messages(),
+                                                         copies);
+                if (world.rank() == 0) {
+                    const char* const names[] = {"all_gather", "messages", "copies"};
+                    gathers.push_back({{"gpus", n},
+                                       {"block_bytes", store->layout().size(1) * sizeof(number)},
+                                       {"chosen", names[fastest.chosen()]}});
+                    for (std::size_t i = 0; i < 3; ++i) {
+                        gathers.back()[fmt::format("{}_ms", names[i])] = fastest.times()[i] * 1e3;
+                        fmt::print("# {} GPUs gather a block by {}: {:.3f} ms{}\n", n, names[i],
+                                   fastest.times()[i] * 1e3, i == fastest.chosen() ? ", chosen" : "");
                     }
+                }
+                for (plan p : works(n)) {
+                    const auto by = [&](const char* gather, const auto& way) {
+                        p.uploads = "sliced";
+                        p.gather = gather;
+                        tell(p, measure_slices(world, s, *store, p, way, slot_count, tokens, steps));
+                    };
+                    by("all_gather", zeroth::gather_collectively());
+                    by("messages", zeroth::gather_by_messages());
+                    by("copies", copies);
+                    by("chosen", fastest);
                 }
                 world.synchronize();
             });

@@ -19,7 +19,7 @@ result tune_on_cpu(Comm& world, const options& o, const corpus& text, tutti::dea
 }
 
 memory_demand demand_of(const options& o, int ranks) {
-    const std::size_t element = o.precision == "double" ? 8 : o.precision == "bf16" ? 2 : 4;
+    const std::size_t element = o.precision == "double" ? 8 : o.precision == "float" ? 4 : 2;
     const std::size_t parts = o.zeroth.sliced ? static_cast<std::size_t>(o.ranks) : 1;
     const tutti::zeroth::model_layout layout(modules_of(o.model), element, parts);
     std::size_t all = 0, work = 0;  // elements of a rank
@@ -35,11 +35,14 @@ memory_demand demand_of(const options& o, int ranks) {
         work = all;  // the perturbed copy
     }
     const auto of_ranks = [&](std::size_t elements) { return static_cast<std::size_t>(ranks) * elements * element; };
-    if (o.device == "cuda") { return {offloads ? of_ranks(all / parts) : 0, 0}; }
+    const auto bits = static_cast<std::size_t>(o.zeroth.upload_bits);
+    const std::size_t kept = bits == 0 ? of_ranks(all / parts)
+                                       : static_cast<std::size_t>(ranks) * (all / parts) * (sizeof(float) + bits / 8);
+    if (o.device == "cuda") { return {offloads ? kept : 0, 0}; }
     const std::size_t activations =
         o.precision == "double" ? forward_model<host_math<double>>::bytes(o.model, o.micro_batch, branches_of(o))
                                 : forward_model<host_math<float>>::bytes(o.model, o.micro_batch, branches_of(o));
-    return {of_ranks(all / parts), of_ranks(work) + static_cast<std::size_t>(ranks) * activations};
+    return {kept, of_ranks(work) + static_cast<std::size_t>(ranks) * activations};
 }
 
 using tutti::comm::threads;

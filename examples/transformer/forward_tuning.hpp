@@ -68,12 +68,12 @@ public:
 
 /// Parameter i whole, wherever its parts are. Collective over `world` where ranks have parts.
 template <class T, class Comm>
-void read_whole(Comm& world, tuned_weights<T>& weights, std::size_t i, bool sliced, std::vector<T>& values) {
-    if (sliced) { std::fill(values.begin(), values.end(), T{}); }
-    weights.read(i, tutti::view<T>(values));
+void read_whole(Comm& world, tuned_weights<T>& weights, std::size_t i, bool sliced,
+                std::vector<tutti::master_t<T>>& values) {
+    weights.read(i, tutti::view(values));
     if (!sliced) { return; }
     // Parts begin at multiples of 256 bytes, so that no two ranks have bits of one word: sums of words put them together.
-    const tutti::view<std::byte> bytes = tutti::as_bytes(tutti::view<T>(values));
+    const tutti::view<std::byte> bytes = tutti::as_bytes(tutti::view(values));
     std::vector<std::uint64_t> words((bytes.size() + 7) / 8);
     std::memcpy(words.data(), bytes.data(), bytes.size());
     world.all_reduce(tutti::view<const std::uint64_t>(words), tutti::view<std::uint64_t>(words), tutti::sum{});
@@ -110,10 +110,10 @@ template <class Device, class Comm>
     {
         std::optional<weights_file> file;
         if (!o.load.empty()) { file.emplace(o.load, o.model); }
-        weights = place_weights(training, net, o, &trace, [&](std::size_t i, tutti::view<T> values) {
+        weights = place_weights(training, net, o, &trace, [&]<class R>(std::size_t i, tutti::view<R> values) {
             if (file) { return file->read(i, values); }
-            const tutti::buffer<T, Q> there(queue, values.size());
-            initialize<T>(queue, there.view(), parameters[i], o.seed, static_cast<std::uint32_t>(i));
+            const tutti::buffer<R, Q> there(queue, values.size());
+            initialize<R>(queue, there.view(), parameters[i], o.seed, static_cast<std::uint32_t>(i));
             if constexpr (Q::memory_type::host_accessible) {
                 std::copy_n(there.data(), values.size(), values.data());
             } else {
@@ -189,12 +189,13 @@ template <class Device, class Comm>
     }
     weights->flush();
     r.parameter_hash = tutti::hash_seed;
-    std::vector<T> values;
+    using kept = tutti::master_t<T>;
+    std::vector<kept> values;
     const auto read = [&](std::size_t i) {
         values.resize(parameters[i].size());
         read_whole<T>(world, *weights, i, sliced, values);
-        r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(values)), r.parameter_hash);
-        return std::span<const T>(values);
+        r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const kept>(values)), r.parameter_hash);
+        return std::span<const kept>(values);
     };
     if (!o.save.empty() && world.rank() == 0) {
         write_weights(o.save, parameters, read);
@@ -207,6 +208,8 @@ template <class Device, class Comm>
     figures.scalar_bytes = driver.scalar_bytes() / steps;
     figures.skipped = driver.skipped();
     figures.host_bytes = weights->host_bytes();
+    figures.upload_bits = o.zeroth.upload_bits;
+    figures.upload_error = detail::mean_over_ranks(world, {weights->upload_error()})[0];
     figures.peak_device_bytes = queue.account().peak();
     figures.overlap_efficiency = detail::mean_over_ranks(world, {figures.overlap_efficiency})[0];
     detail::tell_seconds(r, world, r.step_seconds, gathered());

@@ -364,7 +364,10 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
-    app.add_option("--precision", o.precision, "float or double; with --device cuda bf16 or float; default the first");
+    app.add_option(
+        "--precision", o.precision,
+        "float or double; with --device cuda bf16, float or, for mezo, zo2 and distzo2, float16; default the "
+        "first");
     app.add_option(
            "--recompute", o.recompute,
            "what backward computes again instead of keeping it: 0 nothing, 1 GELU, 2 also layer normalization, 3 "
@@ -580,9 +583,17 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
         require(o.model.width <= widest, fmt::format("--width: {} is more than the GPU's {}", o.model.width, widest));
     }
     if (o.precision.empty()) { o.precision = on_gpu ? "bf16" : "float"; }
-    require(on_gpu || o.precision != "bf16", "--precision: bf16 needs --device cuda");
-    require(o.precision == "float" || o.precision == (on_gpu ? "bf16" : "double"),
-            fmt::format("--precision: '{}' is not one of {}", o.precision, on_gpu ? "bf16, float" : "float, double"));
+    const bool in_float16 = o.precision == "float16";
+    for (const char* const half : {"bf16", "float16"}) {
+        require(on_gpu || o.precision != half, fmt::format("--precision: {} needs --device cuda", half));
+    }
+    require(
+        !in_float16 || o.of_forward_passes(),
+        fmt::format("--precision: gradients of '{}' leave float16's range, use bf16; mezo, zo2 and distzo2 have none",
+                    o.pipeline));
+    require(in_float16 || o.precision == "float" || o.precision == (on_gpu ? "bf16" : "double"),
+            fmt::format("--precision: '{}' is not one of {}", o.precision,
+                        on_gpu ? "bf16, float, float16" : "float, double"));
     if (o.recompute < 0) { o.recompute = on_gpu ? 0 : 1; }
     if (o.ranks == 0) { o.ranks = processes > 0 ? processes : pipeline_is_single_rank ? 1 : 4; }
     require(!pipeline_is_single_rank || o.ranks == 1,
@@ -615,7 +626,7 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
         require(o.checkpoint.empty(),
                 fmt::format("--checkpoint: pipeline '{}' has none; --save writes weights", o.pipeline));
     }
-    complete(o.zeroth, o.pipeline, o.model.layers, o.ranks);
+    complete(o.zeroth, o.pipeline, o.precision, o.model.layers, o.ranks);
     constexpr long most_tokens = 1L << 24;  // extents of matrices are int, and so are CBLAS's
     if (o.of_documents()) {
         require(!o.lengths.empty(), fmt::format("--pipeline: '{}' needs --lengths", o.pipeline));

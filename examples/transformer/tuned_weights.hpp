@@ -2,35 +2,41 @@
 // Needs forward_model.hpp, zeroth_options.hpp and zeroth. Pipelines of zeroth behind one face, each compiled once.
 #pragma once
 
-#include <algorithm>   // copy
-#include <cstddef>     // size_t
-#include <cstdint>     // hashes
-#include <functional>  // first values
-#include <memory>      // pipelines
-#include <optional>    // made after its weights
-#include <span>        // probes
-#include <utility>     // move
-#include <vector>      // places
+#include <algorithm>    // copy
+#include <cmath>        // sqrt
+#include <cstddef>      // size_t
+#include <cstdint>      // hashes
+#include <limits>       // no error
+#include <memory>       // pipelines
+#include <optional>     // made after its weights
+#include <span>         // probes
+#include <type_traits>  // stores
+#include <utility>      // move
+#include <vector>       // places
 
 #include <tutti/core/buffer.hpp>               // weights
+#include <tutti/core/element.hpp>              // master_t
 #include <tutti/core/elementwise.hpp>          // fill
 #include <tutti/schedule/timeline.hpp>         // trace
 #include <tutti/zeroth/block_store.hpp>        // pinned_store
+#include <tutti/zeroth/float8_wire.hpp>        // float8_wire
 #include <tutti/zeroth/in_memory.hpp>          // in_memory
 #include <tutti/zeroth/layout.hpp>             // model_layout
 #include <tutti/zeroth/offload.hpp>            // offload
+#include <tutti/zeroth/renewed_store.hpp>      // renewed_store
 #include <tutti/zeroth/slice.hpp>              // sliced
 #include <tutti/zeroth/transfer_counters.hpp>  // transfer_counters
+#include <tutti/zeroth/weight_wire.hpp>        // rounded_wire
 
 #include "forward_model.hpp"
 #include "options.hpp"
 
 namespace transformer {
 
-/// A pipeline of zeroth whose weights can be read by parameter.
+/// A pipeline of zeroth whose weights can be read by parameter. What makes one is given first(i, values), which sets a
+/// view of T or, where floats are kept, of those to parameter i.
 template <class T> struct tuned_weights {
-    /// Sets parameter i.
-    using first_values = std::function<void(std::size_t i, tutti::view<T>)>;
+    using kept = tutti::master_t<T>;
 
     tuned_weights() = default;
     tuned_weights(const tuned_weights&) = delete;
@@ -41,13 +47,20 @@ template <class T> struct tuned_weights {
     virtual void update(std::span<const tutti::zeroth::pending_update> updates) = 0;
     virtual void flush() = 0;
     [[nodiscard]] virtual std::uint64_t hash() = 0;
-    /// Parameter i after a flush: the elements that this rank has. The others of `whole` stay.
-    virtual void read(std::size_t i, tutti::view<T> whole) = 0;
+    /// Parameter i after a flush: the elements that this rank has. The others of `whole` become 0.
+    virtual void read(std::size_t i, tutti::view<kept> whole) = 0;
     /// What has moved between host and device.
     [[nodiscard]] virtual tutti::zeroth::transfer_counters moved() const { return {}; }
     /// Of weights that the device gets from the host.
     [[nodiscard]] virtual std::size_t host_bytes() const { return 0; }
+    /// What the bits that travel change of this rank's weights, as a share of them, by root mean squares; not a number
+    /// where they change none.
+    [[nodiscard]] virtual double upload_error() const { return std::numeric_limits<double>::quiet_NaN(); }
 };
+
+template <class T> void widen(const std::vector<T>& from, tutti::view<tutti::master_t<T>> to) {
+    std::transform(from.begin(), from.end(), to.data(), [](T x) { return static_cast<tutti::master_t<T>>(x); });
+}
 
 /// Of each parameter: its module, and its place among what the module owns.
 struct parameter_place {
@@ -100,7 +113,8 @@ template <class Math> class weights_in_memory final : public tuned_weights<typen
     }
 
 public:
-    weights_in_memory(Q queue, forward_model<Math>& net, const typename base::first_values& first)
+    template <class First>
+    weights_in_memory(Q queue, forward_model<Math>& net, const First& first)
         : queue_(queue), net_(net), layout_(modules_of(net.config()), sizeof(T)), loss_(queue, 2) {
         std::size_t total = 0;
         for (std::size_t m = 0; m < layout_.modules(); ++m) {
@@ -133,37 +147,58 @@ public:
     void update(std::span<const tutti::zeroth::pending_update> updates) override { pipeline_->update(updates); }
     void flush() override { pipeline_->flush(); }
     [[nodiscard]] std::uint64_t hash() override { return pipeline_->hash(); }
-    void read(std::size_t i, tutti::view<T> whole) override {
+    void read(std::size_t i, tutti::view<typename base::kept> whole) override {
         const tutti::view<const T, M> there = values_.view().sub(slices_[i].offset, slices_[i].count);
+        std::vector<T> values(there.size());
         if constexpr (M::host_accessible) {
-            std::copy_n(there.data(), there.size(), whole.data());
+            std::copy_n(there.data(), there.size(), values.data());
         } else {
-            download(queue_, there, whole);
+            download(queue_, there, tutti::view<T>(values));
         }
+        widen(values, whole);
     }
 };
 
-/// All weights, or this rank's part of them, in page-locked memory of the host; blocks pass through a few slots.
-template <class Math, class Exchange> class weights_on_host final : public tuned_weights<typename Math::element> {
+/// All weights, or this rank's part of them, in page-locked memory of the host; blocks pass through a few slots. Store is
+/// a pinned_store or, of floats that travel in fewer bits, a renewed_store.
+template <class Math, class Exchange, class Store>
+class weights_on_host final : public tuned_weights<typename Math::element> {
     using T = typename Math::element;
     using Q = typename Math::queue_type;
     using base = tuned_weights<T>;
+    static constexpr bool has_floats = requires(const Store& s) { s.master(0); };
 
     std::vector<parameter_place> places_;
-    tutti::zeroth::pinned_store<T, Q> store_;
+    Store store_;
     std::optional<tutti::zeroth::offload<Q, T, forward_model<Math>, Exchange>> pipeline_;
 
+    [[nodiscard]] const tutti::zeroth::tensor_slice& slice_of(std::size_t i) const {
+        return store_.layout().slices(places_[i].module)[places_[i].slice];
+    }
+    // The pieces of parameter i that this rank has, by places in its part of the module.
+    [[nodiscard]] std::vector<tutti::zeroth::tensor_slice> own_pieces(std::size_t i) const {
+        return tutti::zeroth::slices_within({&slice_of(i), 1}, store_.own(places_[i].module));
+    }
+
 public:
-    weights_on_host(Q queue, forward_model<Math>& net, const typename base::first_values& first,
-                    const tutti::zeroth::offload_options& o, Exchange exchange)
+    template <class First>
+    weights_on_host(Q queue, forward_model<Math>& net, const First& first, const tutti::zeroth::offload_options& o,
+                    Exchange exchange)
         : store_(tutti::zeroth::model_layout(modules_of(net.config()), sizeof(T), exchange.ranks()), exchange.rank()) {
         places_ = places_of_parameters(store_.layout());
-        std::vector<T> values;
+        std::vector<std::conditional_t<has_floats, float, T>> values;
         for (std::size_t i = 0; i < places_.size(); ++i) {
             const auto [m, k] = places_[i];
-            values.resize(store_.layout().slices(m)[k].count);
-            first(i, tutti::view<T>(values));
-            store_.write(m, k, tutti::view<const T>(values));
+            values.resize(slice_of(i).count);
+            first(i, tutti::view(values));
+            if constexpr (has_floats) {
+                float* const masters = store_.master(m).data();
+                for (const auto& p : own_pieces(i)) {
+                    std::copy_n(values.data() + p.first, p.count, masters + p.offset);
+                }
+            } else {
+                store_.write(m, k, tutti::view<const T>(values));
+            }
         }
         pipeline_.emplace(queue, net, store_, o, std::move(exchange));
     }
@@ -175,30 +210,79 @@ public:
     void update(std::span<const tutti::zeroth::pending_update> updates) override { pipeline_->update(updates); }
     void flush() override { pipeline_->flush(); }
     [[nodiscard]] std::uint64_t hash() override { return pipeline_->hash(); }
-    void read(std::size_t i, tutti::view<T> whole) override { store_.read(places_[i].module, places_[i].slice, whole); }
+    void read(std::size_t i, tutti::view<typename base::kept> whole) override {
+        const auto [m, k] = places_[i];
+        if constexpr (has_floats) {
+            std::fill(whole.begin(), whole.end(), 0.0f);
+            const float* const masters = std::as_const(store_).master(m).data();
+            for (const auto& p : own_pieces(i)) { std::copy_n(masters + p.offset, p.count, whole.data() + p.first); }
+        } else {
+            std::vector<T> values(whole.size());
+            store_.read(m, k, tutti::view<T>(values));
+            widen(values, whole);
+        }
+    }
     [[nodiscard]] tutti::zeroth::transfer_counters moved() const override { return pipeline_->counters(); }
     [[nodiscard]] std::size_t host_bytes() const override { return store_.bytes(); }
+    [[nodiscard]] double upload_error() const override {
+        if constexpr (!has_floats) {
+            return base::upload_error();
+        } else {
+            constexpr std::size_t most = 1 << 20;  // of a block: enough to know
+            double error = 0, size = 0;
+            for (std::size_t m = 1; m <= store_.layout().blocks(); ++m) {
+                const std::size_t count = std::min(store_.own(m).count, most);
+                const tutti::view<const float> masters(store_.master(m).data(), count);
+                std::vector<std::byte> bytes(store_.wire().bytes(count));
+                std::vector<T> seen(count);
+                store_.wire().encode(tutti::host_queue(), masters, tutti::view<std::byte>(bytes));
+                store_.wire().decode(tutti::host_queue(), tutti::view<const std::byte>(bytes), tutti::view<T>(seen));
+                for (std::size_t i = 0; i < count; ++i) {
+                    const auto w = static_cast<double>(masters[i]);
+                    const double e = static_cast<double>(static_cast<float>(seen[i])) - w;
+                    error += e * e;
+                    size += w * w;
+                }
+            }
+            return std::sqrt(error / size);
+        }
+    }
 };
 
 /// As the pipeline that `o` names has them. `training` is duplicated where ranks exchange slices. `net` and `trace`
 /// outlive what is returned.
-template <class Math, class Comm>
+template <class Math, class Comm, class First>
 [[nodiscard]] std::unique_ptr<tuned_weights<typename Math::element>> place_weights(
-    Comm& training, forward_model<Math>& net, const options& o, tutti::schedule::timeline* trace,
-    const typename tuned_weights<typename Math::element>::first_values& first) {
+    Comm& training, forward_model<Math>& net, const options& o, tutti::schedule::timeline* trace, const First& first) {
+    using T = typename Math::element;
+    using Q = typename Math::queue_type;
+    namespace zeroth = tutti::zeroth;
     const auto queue = training.queue();
     if (!o.zeroth.offloads(o.pipeline)) { return std::make_unique<weights_in_memory<Math>>(queue, net, first); }
-    const tutti::zeroth::offload_options how{.slot_count = static_cast<std::size_t>(o.zeroth.slot_count),
-                                             .blocks_resident = static_cast<std::size_t>(o.zeroth.blocks_resident),
-                                             .trace = trace,
-                                             .trace_rank = training.rank()};
-    if (o.zeroth.sliced) {
-        using sliced = tutti::zeroth::sliced<Comm>;
-        return std::make_unique<weights_on_host<Math, sliced>>(queue, net, first, how,
-                                                               sliced(training.duplicate("slices")));
-    }
-    return std::make_unique<weights_on_host<Math, tutti::zeroth::whole>>(queue, net, first, how,
-                                                                         tutti::zeroth::whole{});
+    const zeroth::offload_options how{
+        .slot_count = static_cast<std::size_t>(o.zeroth.slot_count),
+        .blocks_resident = static_cast<std::size_t>(o.zeroth.blocks_resident),
+        .write_back_every = o.zeroth.upload_bits == 0 ? 1 : static_cast<std::size_t>(o.zeroth.renew_every),
+        .trace = trace,
+        .trace_rank = training.rank()};
+    const auto on_host = [&]<class Exchange>(Exchange exchange) -> std::unique_ptr<tuned_weights<T>> {
+        const auto in = [&]<class Store>(std::type_identity<Store>) {
+            return std::make_unique<weights_on_host<Math, Exchange, Store>>(queue, net, first, how,
+                                                                            std::move(exchange));
+        };
+        if constexpr (std::is_same_v<tutti::master_t<T>, float>) {
+            using half = std::conditional_t<std::is_same_v<T, float>, tutti::float16, T>;
+            if (o.zeroth.upload_bits == 16) {
+                return in(std::type_identity<zeroth::renewed_store<T, Q, zeroth::rounded_wire<half, T>>>());
+            }
+            if (o.zeroth.upload_bits == 8) {
+                return in(std::type_identity<zeroth::renewed_store<T, Q, zeroth::float8_wire<>>>());
+            }
+        }
+        return in(std::type_identity<zeroth::pinned_store<T, Q>>());
+    };
+    if (o.zeroth.sliced) { return on_host(zeroth::sliced<Comm>(training.duplicate("slices"))); }
+    return on_host(zeroth::whole());
 }
 
 }  // namespace transformer

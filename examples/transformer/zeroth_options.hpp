@@ -17,6 +17,9 @@ struct zeroth_options {
     int slot_count = 0;                    // 0: as usual
     int blocks_resident = 0;
     bool sliced = false;
+    int upload_bits = 0;  // of a weight on its way, of float masters; 0: as it is computed with
+    static constexpr int usual_renewal = 8;
+    int renew_every = 0;  // steps between two visits of masters; 0: as usual
 
     [[nodiscard]] static bool of_forward_passes(std::string_view pipeline) {
         return pipeline == "mezo" || offloads(pipeline);
@@ -37,15 +40,25 @@ inline void declare(CLI::App& app, zeroth_options& o) {
     app.add_flag("--sliced", o.sliced,
                  "distzo2: each rank keeps, uploads and stores one part of a block, and ranks gather the others from "
                  "each other");
+    app.add_option("--upload-bits", o.upload_bits,
+                   "zo2, distzo2: keep weights as floats, which take every update however small, and bring them to the "
+                   "device in 16 or 8 bits; default: kept and brought in --precision")
+        ->check(CLI::IsMember({16, 8}));
+    app.add_option("--renew-every", o.renew_every,
+                   "with --upload-bits: steps until a block's floats come, take their updates and are encoded anew; in "
+                   "between these are applied to what comes; default 8")
+        ->check(CLI::Range(1, 1000));
 }
 
 /// Fills what was not said. Errors: bad_input for what the pipeline cannot do.
-inline void complete(zeroth_options& o, const std::string& pipeline, int layers, int ranks) {
+inline void complete(zeroth_options& o, const std::string& pipeline, const std::string& precision, int layers,
+                     int ranks) {
     const auto refuse = [](const std::string& why) { throw bad_input(why); };
     if (!o.offloads(pipeline)) {
         for (const auto& [option, given] :
              {std::pair("--slots", o.slot_count != 0), std::pair("--blocks-resident", o.blocks_resident != 0),
-              std::pair("--sliced", o.sliced)}) {
+              std::pair("--sliced", o.sliced), std::pair("--upload-bits", o.upload_bits != 0),
+              std::pair("--renew-every", o.renew_every != 0)}) {
             if (given) {
                 refuse(fmt::format("{}: pipeline '{}' has its weights on the device; zo2 and distzo2 have not", option,
                                    pipeline));
@@ -58,6 +71,13 @@ inline void complete(zeroth_options& o, const std::string& pipeline, int layers,
     if (o.sliced && ranks == 1) {
         refuse("--sliced: 1 rank has whole blocks; --ranks or --gpus says how many there are");
     }
+    if (o.renew_every != 0 && o.upload_bits == 0) {
+        refuse("--renew-every: without --upload-bits there are no floats beside the weights that travel");
+    }
+    if (o.upload_bits != 0 && precision == "double") {
+        refuse("--upload-bits: weights are kept as floats; --precision double needs more");
+    }
+    if (o.upload_bits != 0 && o.renew_every == 0) { o.renew_every = zeroth_options::usual_renewal; }
     if (o.blocks_resident > layers) {
         refuse(fmt::format("--blocks-resident: {} blocks of a model of {}", o.blocks_resident, layers));
     }

@@ -24,6 +24,9 @@ struct zeroth_result {
     std::uint64_t offload_bytes = 0;   // likewise, back to the host
     std::uint64_t gathered_bytes = 0;  // likewise, from other ranks
     std::uint64_t host_bytes = 0;      // of weights kept there
+    int upload_bits = 0;               // of a weight that travels; 0: as it is computed with
+    /// What those bits change of weights, as a share of them, by root mean squares; not a number where they change none.
+    double upload_error = std::numeric_limits<double>::quiet_NaN();
     std::uint64_t peak_device_bytes = 0;
     /// The longest of uploads, computation and offloads as a part of the time of passes; not a number where nothing moves.
     double overlap_efficiency = std::numeric_limits<double>::quiet_NaN();
@@ -37,13 +40,19 @@ struct zeroth_result {
     if (r.upload_bytes != 0) {
         text += fmt::format(", a step moves {} bytes to it and {} back", r.upload_bytes, r.offload_bytes);
     }
+    if (std::isfinite(r.upload_error)) {
+        text +=
+            fmt::format(", in {} bits, which change weights by {:.2g} of themselves", r.upload_bits, r.upload_error);
+    }
     if (std::isfinite(r.overlap_efficiency)) { text += fmt::format(", overlap {:.3f}", r.overlap_efficiency); }
     return text;
 }
 
 [[nodiscard]] inline nlohmann::ordered_json report_of(const zeroth_result& r) {
-    nlohmann::ordered_json efficiency;  // null where there was none
+    nlohmann::ordered_json efficiency, bits, error;  // null where there was none
     if (std::isfinite(r.overlap_efficiency)) { efficiency = r.overlap_efficiency; }
+    if (r.upload_bits != 0) { bits = r.upload_bits; }
+    if (std::isfinite(r.upload_error)) { error = r.upload_error; }
     return {{"loss_plus", r.loss_plus},
             {"loss_minus", r.loss_minus},
             {"gradient", r.gradient},
@@ -54,6 +63,8 @@ struct zeroth_result {
             {"offload_bytes", r.offload_bytes},
             {"gathered_bytes", r.gathered_bytes},
             {"host_bytes", r.host_bytes},
+            {"upload_bits", std::move(bits)},
+            {"upload_error", std::move(error)},
             {"peak_device_bytes", r.peak_device_bytes},
             {"overlap_efficiency", std::move(efficiency)}};
 }

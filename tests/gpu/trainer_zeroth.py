@@ -30,8 +30,8 @@ def main():
         text = write_text(folder)
         weights = os.path.join(folder, "first.safetensors")
         train(folder, "--data", text, "--pipeline", "local", "--steps", "50", "--save", weights, device="cpu")
-        # Forward arithmetic differs in the last bits of float, directions do not. 16 bits keep 8 of a loss's factors.
-        for precision, bar in (("float", 1e-4), ("bf16", 2e-2)):
+        # Forward arithmetic differs in the last bits of float, directions do not. 16 bits keep 8 or 11 of a loss's factors.
+        for precision, bar in (("float", 1e-4), ("bf16", 2e-2), ("float16", 3e-3)):
             options = ["--data", text, "--load", weights, "--steps", "8", "--micro-batch", "4", "--shards", "2",
                        "--directions", "2"]
             on_cpu = train(folder, *options, "--pipeline", "mezo", "--ranks", "1", device="cpu")
@@ -56,6 +56,26 @@ def main():
                        figures["scalar_bytes"], figures["peak_device_bytes"] / 2**20, figures["overlap_efficiency"]))
                 if "--sliced" in run and figures["upload_bytes"] != figures["gathered_bytes"]:
                     sys.exit("two ranks: each should upload as much as it gathers")
+        # Floats on the host that travel in fewer bits: the losses of those bits, all updates, wherever blocks are.
+        options = ["--data", text, "--load", weights, "--steps", "8", "--batch", "4", "--micro-batch", "4"]
+        for precision in ("float", "float16"):
+            for bits, bar, error in (("16", 3e-3, 3e-4), ("8", 3e-2, 0.03)):
+                wire = ["--upload-bits", bits, "--renew-every", "3"]
+                want = train(folder, *options, "--pipeline", "zo2", *wire, device="cpu")
+                mine = [*options, "--precision", precision, *wire]
+                first = train(folder, *mine, "--pipeline", "zo2")
+                name = "%s, %s bits" % (precision, bits)
+                expect_close(name + ": on a GPU against the CPU", losses(first), losses(want), bar)
+                share = first["zeroth"]["upload_error"]
+                print("%s: an error of %g of the weights, %d bytes up" % (name, share, first["zeroth"]["upload_bytes"]))
+                if not 0 < share < error:
+                    sys.exit("%s: expected an error below %g" % (name, error))
+                runs = [["--pipeline", "zo2", "--slots", "1"]]
+                if present > 1:
+                    runs += [["--pipeline", "distzo2", "--gpus", "2", "--zo-parallel", "perturbation", *sliced]
+                             for sliced in ([], ["--sliced"])]
+                for run in runs:
+                    expect_same("%s: %s" % (name, " ".join(run[1:])), train(folder, *mine, *run), first)
         shape = ["--heads", "4", "--width", "128", "--context", "64", "--batch", "16"]
         peaks = [train(folder, "--data", text, "--pipeline", "zo2", "--steps", "3", model=[*shape, "--layers", layers])
                  ["zeroth"]["peak_device_bytes"] for layers in ("4", "8", "16")]

@@ -69,7 +69,8 @@ template <class T> void expect_equal_bits(const trial& t, std::uint32_t runs) {
                                            {.slot_count = 1 + run % 4,
                                             .blocks_resident = std::min<std::size_t>(run / 4 % 3, t.blocks),
                                             .write_back_every = 1 + run / 8 % 2,
-                                            .prefetch = run % 5 != 0},
+                                            .prefetch = run % 5 != 0,
+                                            .piece = run % 3 == 0 ? std::size_t{1} << 25 : run % 3 * 256},
                                            spinning{own, run});
         CHECK(losses == expected.losses);
         CHECK(holds(store, expected.weights));

@@ -187,6 +187,58 @@ TEST_CASE("bytes that move, and memory: slots of a layer, whatever their number"
     }
 }
 
+TEST_CASE(
+    "floats on the host that travel in 16 or 8 bits take every update, and have the same bits however blocks come") {
+    scratch_folder folder;
+    with_texts(folder);
+    const auto from = report_of(folder, trained);
+    const std::string weights = trainer_test::content_of(folder / "first.safetensors");
+    const std::string few = std::string(tuning) + "--steps 7 --batch 2 --save ";
+    const auto exact = report_of(folder, few + "exact --pipeline zo2");
+    CHECK(exact["zeroth"]["upload_error"].is_null());
+    CHECK(exact["zeroth"]["upload_bits"].is_null());
+    struct figures {
+        const char* bits;
+        double least, most;  // error of the weights
+        double loss;         // likewise, of the loss
+    };
+    for (const figures& f : {figures{"16", 1e-5, 3e-4, 1e-4}, figures{"8", 1e-2, 4e-2, 3e-2}}) {
+        CAPTURE(f.bits);
+        const std::string wire = std::string("--upload-bits ") + f.bits + " ";
+        // Nothing is learned, so nothing may change: what travels is not what is kept.
+        const auto same = report_of(folder, std::string(tuning) + wire +
+                                                "--steps 5 --renew-every 2 --lr 1e-30 "
+                                                "--save same --pipeline zo2");
+        CHECK(same["parameter_hash"] == from["parameter_hash"]);
+        CHECK(trainer_test::content_of(folder / "same") == weights);
+
+        const auto one = report_of(folder, few + "one " + wire + "--renew-every 3 --pipeline zo2");
+        CHECK(one["zeroth"]["upload_bits"] == std::stoi(f.bits));
+        CHECK(one["zeroth"]["upload_error"] > f.least);
+        CHECK(one["zeroth"]["upload_error"] < f.most);
+        CHECK(one["loss"]["curve"] != exact["loss"]["curve"]);
+        for (std::size_t step = 0; step < 7; ++step) {
+            const double loss = one["loss"]["curve"][step][1], right = exact["loss"]["curve"][step][1];
+            CHECK(std::abs(loss / right - 1) < f.loss);
+        }
+        CHECK(one["parameter_hash"] != exact["parameter_hash"]);
+        for (const char* const shared :
+             {"zo2 --slots 1", "distzo2 --ranks 1 --slots 2", "distzo2 --ranks 2 --zo-parallel perturbation",
+              "distzo2 --ranks 2 --zo-parallel perturbation --sliced --slots 2"}) {
+            CAPTURE(shared);
+            const auto other = report_of(folder, few + "other " + wire + "--renew-every 3 --pipeline " + shared);
+            CHECK(other["loss"]["curve"] == one["loss"]["curve"]);
+            CHECK(other["parameter_hash"] == one["parameter_hash"]);
+            CHECK(trainer_test::content_of(folder / "other") == trainer_test::content_of(folder / "one"));
+        }
+        const auto rarely = report_of(folder, few + "rarely " + wire + "--pipeline zo2");  // every 8 steps
+        CHECK(rarely["zeroth"]["upload_bytes"] < one["zeroth"]["upload_bytes"]);
+        // Two layers: what travels of each once, floats not at all in the last step.
+        const std::uint64_t each = f.bits[0] == '8' ? 0 : block_bytes(2);
+        if (each != 0) { CHECK(rarely["zeroth"]["upload_bytes"] == 2 * each); }
+    }
+}
+
 TEST_CASE("what cannot be done is refused") {
     scratch_folder folder;
     with_texts(folder);
@@ -215,4 +267,12 @@ TEST_CASE("what cannot be done is refused") {
     refused("--pipeline distzo2 --blocks-resident 3", "--blocks-resident: 3 blocks of a model of 2");
     refused("--pipeline distzo2 --slots 0", "--slots");
     refused("--pipeline distzo2 --checkpoint there", "--checkpoint: pipeline 'distzo2' has none");
+    refused("--upload-bits 8", "--upload-bits: pipeline 'mezo' has its weights on the device");
+    refused("--renew-every 8", "--renew-every: pipeline 'mezo' has its weights on the device");
+    refused("--pipeline zo2 --upload-bits 4", "--upload-bits");
+    refused("--pipeline zo2 --renew-every 8", "--renew-every: without --upload-bits there are no floats");
+    refused("--pipeline zo2 --upload-bits 8 --precision double", "--upload-bits: weights are kept as floats");
+    refused("--pipeline zo2 --precision float16", "--precision: float16 needs --device cuda");
+    refused("--pipeline ddp --device cuda --precision float16",
+            "--precision: gradients of 'ddp' leave float16's range, use bf16; mezo, zo2 and distzo2 have none");
 }

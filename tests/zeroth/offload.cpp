@@ -51,7 +51,8 @@ TEST_CASE("losses and weights are the reference's for any slots, residents, writ
                                 {.slot_count = slot_count,
                                  .blocks_resident = resident,
                                  .write_back_every = every,
-                                 .prefetch = slot_count != 1}));
+                                 .prefetch = slot_count != 1,
+                                 .piece = every == 3 ? std::size_t{1} << 20 : every * 256}));
                 }
             }
         }
@@ -66,7 +67,8 @@ TEST_CASE("one sign, a pristine probe among others, several directions, signs fo
                            trial{.kind = zeroth::distribution::rademacher}, trial{.weight_decay = 0}}) {
         const auto expected = by_reference<float>(t);
         for (const std::size_t every : {1u, 2u}) {
-            CHECK(right(t, expected, {.slot_count = 2, .blocks_resident = 1, .write_back_every = every}));
+            CHECK(right(t, expected,
+                        {.slot_count = 2, .blocks_resident = 1, .write_back_every = every, .piece = every * 256}));
         }
     }
 }
@@ -110,7 +112,8 @@ TEST_CASE("every transfer is counted, and nothing moves that need not") {
     }
     chain_model<host_queue, float, no_pause> model({}, 2, {});
     zeroth::offload<host_queue, float, decltype(model)> p(
-        {}, model, store, {.slot_count = 2, .blocks_resident = 2, .write_back_every = 2, .prefetch = false});
+        {}, model, store,
+        {.slot_count = 2, .blocks_resident = 2, .write_back_every = 2, .prefetch = false, .piece = 512});
     CHECK(p.counters() == zeroth::transfer_counters{4, ends, 0, 0, 0});
     std::vector<double> losses;
     auto before = p.counters();
@@ -180,6 +183,25 @@ TEST_CASE("a trace has each lane's transfers, the modules of both branches and t
     CHECK(trace.steps(3).size() == 3);
 }
 
+TEST_CASE("blocks move in pieces, each an upload and an offload of its own") {
+    schedule::timeline trace;
+    const trial t{.blocks = 3, .steps = 1};
+    const zeroth::model_layout layout(chain_shape{t.blocks}.shape(), sizeof(float));
+    pinned store(layout);
+    fill(store, chain_reference<float>({t.blocks}));
+    by_pipeline<float>(host_queue{}, t, store, {.slot_count = 1, .prefetch = false, .piece = 512, .trace = &trace},
+                       no_pause{});
+    std::size_t pieces = 0, uploads = 0, offloads = 0;
+    for (std::size_t m = 1; m <= t.blocks; ++m) { pieces += (layout.size(m) * sizeof(float) + 511) / 512; }
+    for (const auto& s : trace.spans(0)) {
+        uploads += s.name == "upload" && s.kind == schedule::span_kind::communication;
+        offloads += s.name == "offload" && s.kind == schedule::span_kind::communication;
+    }
+    CHECK(pieces > 2 * t.blocks);
+    CHECK(uploads == 2 * pieces);  // the step's pass, and the flush's
+    CHECK(offloads == pieces);
+}
+
 TEST_CASE("overlap of a timeline: the longest of uploads, computation and offloads as a share of its steps") {
     schedule::timeline trace;
     const deadline start = clock_type::now();
@@ -227,6 +249,9 @@ TEST_CASE("bad layouts, options and calls are refused before anything moves") {
     CHECK_THROWS_AS(pipeline({}, model, store, {.slot_count = 0}), usage_error);
     CHECK_THROWS_AS(pipeline({}, model, store, {.blocks_resident = 3}), usage_error);
     CHECK_THROWS_AS(pipeline({}, model, store, {.write_back_every = 0}), usage_error);
+    CHECK_THROWS_WITH_AS(pipeline({}, model, store, {.piece = 100}),
+                         "offload: pieces of 100 bytes, expected a multiple of 256", usage_error);
+    CHECK_THROWS_AS(pipeline({}, model, store, {.piece = 0}), usage_error);
     pinned other(model_layout(chain_shape{2}.shape(), sizeof(float), 2), 1);
     CHECK_THROWS_AS(pipeline({}, model, other), usage_error);
     CHECK_THROWS_AS(pinned(model_layout(chain_shape{2}.shape(), sizeof(float), 2), 2), usage_error);

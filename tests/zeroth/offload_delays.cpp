@@ -19,9 +19,12 @@ TEST_CASE("a hundred runs with late lanes, transfers and modules give the same b
         CAPTURE(run);
         late_store<float, host_queue> store(zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float)), run);
         fill(store, chain_reference<float>({t.blocks}));
-        const auto losses = by_pipeline<float>(
-            host_queue{}, t, store,
-            {.slot_count = 1 + run % 4, .blocks_resident = run / 4 % 2, .write_back_every = 1 + run / 8 % 2}, nap(run));
+        const auto losses = by_pipeline<float>(host_queue{}, t, store,
+                                               {.slot_count = 1 + run % 4,
+                                                .blocks_resident = run / 4 % 2,
+                                                .write_back_every = 1 + run / 8 % 2,
+                                                .piece = run % 3 == 0 ? std::size_t{1} << 25 : run % 3 * 256},
+                                               nap(run));
         CHECK(losses == expected.losses);
         CHECK(holds(store, expected.weights));
     }
@@ -37,10 +40,12 @@ TEST_CASE("a hundred runs on streams that are ordered by events give the same bi
             zeroth::pinned_store<bfloat16, stream_queue> store(
                 zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(bfloat16)));
             fill(store, chain_reference<bfloat16>({t.blocks}));
-            const auto losses = by_pipeline<bfloat16>(
-                stream_queue{}, t, store,
-                {.slot_count = 1 + run % 4, .blocks_resident = run / 4 % 2, .write_back_every = 1 + run / 8 % 2},
-                no_pause{});
+            const auto losses = by_pipeline<bfloat16>(stream_queue{}, t, store,
+                                                      {.slot_count = 1 + run % 4,
+                                                       .blocks_resident = run / 4 % 2,
+                                                       .write_back_every = 1 + run / 8 % 2,
+                                                       .piece = run % 3 == 0 ? std::size_t{1} << 25 : run % 3 * 256},
+                                                      no_pause{});
             CHECK(losses == expected.losses);
             CHECK(holds(store, expected.weights));
         }
@@ -53,8 +58,8 @@ TEST_CASE("an offload that outlasts the next pass holds up its block") {
     late_store<float, host_queue> store(zeroth::model_layout(chain_shape{t.blocks}.shape(), sizeof(float)), 1,
                                         std::chrono::milliseconds(100));
     fill(store, chain_reference<float>({t.blocks}));
-    CHECK(by_pipeline<float>(host_queue{}, t, store, {.slot_count = 2, .write_back_every = 2}, no_pause{}) ==
-          expected.losses);
+    CHECK(by_pipeline<float>(host_queue{}, t, store, {.slot_count = 2, .write_back_every = 2, .piece = 512},
+                             no_pause{}) == expected.losses);
     CHECK(holds(store, expected.weights));
 }
 

@@ -44,6 +44,7 @@ enum tensor : std::int64_t { queries = 1, keys, values, output, statistics, d_ou
 struct key {
     int batch, length, heads, head_width;
     bool backward;
+    fe::DataType_t type;
     friend auto operator<=>(const key&, const key&) = default;
 };
 struct plan {
@@ -77,7 +78,7 @@ struct cudnn_attention::implementation {
     plan make(const key& k) const {
         const std::int64_t b = k.batch, h = k.heads, t = k.length, d = k.head_width, w = h * d;
         const auto graph = std::make_shared<fe::graph::Graph>();
-        graph->set_io_data_type(fe::DataType_t::BFLOAT16)
+        graph->set_io_data_type(k.type)
             .set_intermediate_data_type(fe::DataType_t::FLOAT)
             .set_compute_data_type(fe::DataType_t::FLOAT);
         const std::vector<std::int64_t> extents{b, h, t, d};
@@ -132,9 +133,10 @@ struct cudnn_attention::implementation {
         return {graph, tutti::buffer<std::byte, tutti::cuda_queue>(queue, static_cast<std::size_t>(bytes))};
     }
 
-    void run(const attention_shape& s, bool backward, std::unordered_map<std::int64_t, void*> arguments) {
+    void run(const attention_shape& s, bool backward, std::unordered_map<std::int64_t, void*> arguments,
+             fe::DataType_t type = fe::DataType_t::BFLOAT16) {
         const tutti::detail::on_device scope(queue.device());
-        const key k{s.batch, s.length, s.heads, s.head_width, backward};
+        const key k{s.batch, s.length, s.heads, s.head_width, backward, type};
         auto found = plans.find(k);
         if (found == plans.end()) { found = plans.emplace(k, make(k)).first; }
         check(found->second.graph->execute(handle, arguments, found->second.workspace.data()), "cudnn: execute");
@@ -144,6 +146,17 @@ struct cudnn_attention::implementation {
 namespace {
 /// cuDNN writes through the outputs alone.
 void* to_argument(const void* p) { return const_cast<void*>(p); }
+
+template <class T>
+std::unordered_map<std::int64_t, void*> forward_arguments(const attention_shape& s, const T* qkv, T* out,
+                                                          float* log_sum_exp) {
+    const auto width = static_cast<std::size_t>(s.width());
+    return {{queries, to_argument(qkv)},
+            {keys, to_argument(qkv + width)},
+            {values, to_argument(qkv + 2 * width)},
+            {output, out},
+            {statistics, log_sum_exp}};
+}
 }  // namespace
 
 cudnn_attention::cudnn_attention(const tutti::cuda_queue& q) : implementation_(std::make_unique<implementation>(q)) {}
@@ -152,13 +165,11 @@ cudnn_attention& cudnn_attention::operator=(cudnn_attention&&) noexcept = defaul
 cudnn_attention::~cudnn_attention() = default;
 
 void cudnn_attention::forward(const attention_shape& s, const bfloat16* qkv, bfloat16* out, float* log_sum_exp) {
-    const auto width = static_cast<std::size_t>(s.width());
-    implementation_->run(s, false,
-                         {{queries, to_argument(qkv)},
-                          {keys, to_argument(qkv + width)},
-                          {values, to_argument(qkv + 2 * width)},
-                          {output, out},
-                          {statistics, log_sum_exp}});
+    implementation_->run(s, false, forward_arguments(s, qkv, out, log_sum_exp));
+}
+void cudnn_attention::forward(const attention_shape& s, const tutti::float16* qkv, tutti::float16* out,
+                              float* log_sum_exp) {
+    implementation_->run(s, false, forward_arguments(s, qkv, out, log_sum_exp), fe::DataType_t::HALF);
 }
 
 void cudnn_attention::backward(const attention_shape& s, const bfloat16* d_out, const bfloat16* qkv,

@@ -1,11 +1,11 @@
-// Causal self-attention by cuDNN, bfloat16: its interface, free of cuDNN, whose C++ headers take a minute to compile.
+// Causal self-attention by cuDNN, in 16 bits: its interface, free of cuDNN, whose C++ headers take a minute to compile.
 // Needs tutti/core/cuda_queue and attention_cudnn.cpp, which is built where cuDNN and its frontend are found.
 #pragma once
 
 #include <memory>  // what cuDNN needs
 
 #include <tutti/core/cuda_queue.hpp>  // cuda_queue
-#include <tutti/core/element.hpp>     // bfloat16
+#include <tutti/core/element.hpp>     // bfloat16, float16
 
 #include "../matrix.hpp"
 
@@ -34,6 +34,7 @@ public:
     }
 
     void forward(const attention_shape& s, const tutti::bfloat16* qkv, tutti::bfloat16* out, float* log_sum_exp);
+    void forward(const attention_shape& s, const tutti::float16* qkv, tutti::float16* out, float* log_sum_exp);
     void backward(const attention_shape& s, const tutti::bfloat16* d_out, const tutti::bfloat16* qkv,
                   const tutti::bfloat16* out, const float* log_sum_exp, tutti::bfloat16* d_qkv);
 };

@@ -1,6 +1,7 @@
 // Runs of forward passes alone on GPUs, for ranks that are threads and for processes.
 #include "run.hpp"
 
+#include <tutti/compress/buckets.cuh>     // eight bits
 #include <tutti/zeroth/in_memory.cuh>     // weights on the device
 #include <tutti/zeroth/perturbation.cuh>  // perturbed copies, updates
 
@@ -15,6 +16,10 @@ result tune_on_gpu(World& world, int device, const options& o, const corpus& tex
     constexpr int alone = 1;
     if (o.precision == "bf16") {
         device_of_rank<tutti::bfloat16> own(device, alone);
+        return tune(world, own, o, text, origin);
+    }
+    if (o.precision == "float16") {
+        device_of_rank<tutti::float16> own(device, alone);
         return tune(world, own, o, text, origin);
     }
     device_of_rank<float> own(device, alone);

@@ -1,4 +1,4 @@
-// cuda_math: the model's mathematics on a GPU, in float or bfloat16, in the order of one stream.
+// cuda_math: the model's mathematics on a GPU, in float or 16-bit floats, in the order of one stream.
 // Needs products.hpp, the kernels beside it, cuDNN where TRANSFORMER_WITH_CUDNN says so, and nvcc.
 #pragma once
 
@@ -115,7 +115,6 @@ private:
 /// Determinism  the same bits in every run on the same kind of device: no sum depends on timing.
 /// Cost         no step waits, except loss, take_loss and probabilities.
 template <class T> class cuda_math {
-    static constexpr bool is_bfloat16 = std::is_same_v<T, tutti::bfloat16>;
     using floats = tutti::buffer<float, tutti::cuda_queue>;
 
     tutti::cuda_queue queue_;
@@ -140,14 +139,14 @@ template <class T> class cuda_math {
     [[nodiscard]] float* partials(int columns) {
         return at_least(scratch_, std::size_t{2 * most_partials} * static_cast<std::size_t>(columns));
     }
-    /// May bias and GELU be part of the product? cuBLASLt has that for bfloat16 and aligned rows; in float, its GELU is
+    /// May bias and GELU be part of the product? cuBLASLt has that for 16 bits and aligned rows; in float, its GELU is
     /// less precise than float.
     [[nodiscard]] static bool fuses(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<const T> out) {
-        return is_bfloat16 && in_groups(in) && in_groups(weight) && in_groups(bias) && in_groups(out);
+        return is_half<T> && in_groups(in) && in_groups(weight) && in_groups(bias) && in_groups(out);
     }
     [[nodiscard]] static bool by_cudnn(const attention_shape& s, matrix<const T> qkv) {
 #if TRANSFORMER_WITH_CUDNN
-        return is_bfloat16 && cudnn_attention::takes(s) && in_groups(qkv) && qkv.stride == 3 * s.width();
+        return is_half<T> && cudnn_attention::takes(s) && in_groups(qkv) && qkv.stride == 3 * s.width();
 #else
         (void)s, (void)qkv;
         return false;
@@ -303,7 +302,7 @@ public:
 
     void attention(const attention_shape& s, matrix<const T> qkv, matrix<T> out, float* log_sum_exp) {
 #if TRANSFORMER_WITH_CUDNN
-        if constexpr (is_bfloat16) {
+        if constexpr (is_half<T>) {
             if (by_cudnn(s, qkv)) { return cudnn_.forward(s, qkv.data, out.data, log_sum_exp); }
         }
 #endif
@@ -312,7 +311,7 @@ public:
     void attention_backward(const attention_shape& s, matrix<const T> d_out, matrix<const T> qkv, matrix<const T> out,
                             const float* log_sum_exp, matrix<T> d_qkv) {
 #if TRANSFORMER_WITH_CUDNN
-        if constexpr (is_bfloat16) {
+        if constexpr (std::is_same_v<T, tutti::bfloat16>) {
             if (by_cudnn(s, qkv)) {
                 return cudnn_.backward(s, d_out.data, qkv.data, out.data, log_sum_exp, d_qkv.data);
             }

@@ -1,5 +1,5 @@
 // Matrix products of the GPU trainer: cuBLASLt, with bias, GELU and residual in the same kernel, plans kept by shape.
-// Needs tutti/core/cuda_blas and matrix.hpp. Row-major; bfloat16 or float, sums always in float (float is true float).
+// Needs tutti/core/cuda_blas and matrix.hpp. Row-major; 16-bit floats or float, sums always in float (float is true float).
 #pragma once
 
 #include <algorithm>    // min, max
@@ -13,7 +13,7 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>        // multiprocessors
 #include <tutti/core/cuda_blas.hpp>  // handle, workspace, checks
-#include <tutti/core/element.hpp>    // bfloat16
+#include <tutti/core/element.hpp>    // 16-bit floats
 #include <tutti/core/text.hpp>       // formatted
 
 #include "../matrix.hpp"
@@ -83,7 +83,9 @@ class products {
     std::map<shape, plan> plans_;
 
     template <class T>
-    static constexpr cudaDataType_t type_of = std::is_same_v<T, tutti::bfloat16> ? CUDA_R_16BF : CUDA_R_32F;
+    static constexpr cudaDataType_t type_of = std::is_same_v<T, tutti::bfloat16>  ? CUDA_R_16BF
+                                              : std::is_same_v<T, tutti::float16> ? CUDA_R_16F
+                                                                                  : CUDA_R_32F;
 
     /// The largest power of two, up to 256, that divides an address.
     [[nodiscard]] static unsigned alignment_of(const void* p) {

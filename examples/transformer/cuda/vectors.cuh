@@ -7,8 +7,9 @@
 #include <type_traits>  // element types
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
-#include <tutti/core/element.hpp>  // bfloat16
+#include <tutti/core/element.hpp>  // bfloat16, float16
 
 #include "../matrix.hpp"
 
@@ -29,24 +30,44 @@ template <class T> [[nodiscard]] bool in_groups(const matrix<T>& m) {
     return m.stride % group == 0 && in_groups(m.data);
 }
 
-/// Eight bfloat16 as one load brings them.
-__device__ inline eight unpack(const uint4& raw) {
+/// Elements that are computed with as floats and kept in 16 bits.
+template <class T>
+inline constexpr bool is_half = std::is_same_v<T, tutti::bfloat16> || std::is_same_v<T, tutti::float16>;
+
+/// Eight T of 16 bits as one load brings them.
+template <class T> __device__ eight unpack(const uint4& raw) {
     const unsigned words[4] = {raw.x, raw.y, raw.z, raw.w};
     eight x;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        x[2 * i] = __uint_as_float(words[i] << 16);
-        x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        if constexpr (std::is_same_v<T, tutti::bfloat16>) {
+            x[2 * i] = __uint_as_float(words[i] << 16);
+            x[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+        } else {
+            const float2 pair = __half22float2(*reinterpret_cast<const __half2*>(&words[i]));
+            x[2 * i] = pair.x;
+            x[2 * i + 1] = pair.y;
+        }
     }
     return x;
+}
+/// Two floats as a word of two T of 16 bits, rounded to nearest even.
+template <class T> __device__ unsigned pack(float low, float high) {
+    if constexpr (std::is_same_v<T, tutti::bfloat16>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+        return *reinterpret_cast<const unsigned*>(&pair);
+    } else {
+        const __half2 pair = __floats2half2_rn(low, high);
+        return *reinterpret_cast<const unsigned*>(&pair);
+    }
 }
 
 /// Elements [0, count) of p, zeros behind them. `whole`: p is aligned, so that eight come in one or two loads.
 template <class T> __device__ eight load(const T* p, int count, bool whole) {
     eight x;
     if (whole && count >= group) {
-        if constexpr (std::is_same_v<T, tutti::bfloat16>) {
-            x = unpack(*reinterpret_cast<const uint4*>(p));
+        if constexpr (is_half<T>) {
+            x = unpack<T>(*reinterpret_cast<const uint4*>(p));
         } else {
             const float4 a = reinterpret_cast<const float4*>(p)[0], b = reinterpret_cast<const float4*>(p)[1];
             x = {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
@@ -61,13 +82,10 @@ template <class T> __device__ eight load(const T* p, int count, bool whole) {
 /// The first `count` of x, rounded to nearest even.
 template <class T> __device__ void store(T* p, const eight& x, int count, bool whole) {
     if (whole && count >= group) {
-        if constexpr (std::is_same_v<T, tutti::bfloat16>) {
+        if constexpr (is_half<T>) {
             unsigned words[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * i], x[2 * i + 1]);
-                words[i] = *reinterpret_cast<const unsigned*>(&pair);
-            }
+            for (int i = 0; i < 4; ++i) { words[i] = pack<T>(x[2 * i], x[2 * i + 1]); }
             *reinterpret_cast<uint4*>(p) = {words[0], words[1], words[2], words[3]};
         } else {
             reinterpret_cast<float4*>(p)[0] = {x[0], x[1], x[2], x[3]};
@@ -83,20 +101,19 @@ template <class T> __device__ void store(T* p, const eight& x, int count, bool w
 
 /// Eight elements as one load brings them, so that many loads can be under way before the first is looked at.
 template <class T> struct in_flight {
-    static constexpr bool is_bfloat16 = std::is_same_v<T, tutti::bfloat16>;
-    std::conditional_t<is_bfloat16, uint4, eight> raw{};
+    std::conditional_t<is_half<T>, uint4, eight> raw{};
     /// Of an aligned row of whole groups; zeros where `present` is false.
     __device__ in_flight(const T* p, bool present) {
         if (!present) { return; }
-        if constexpr (is_bfloat16) {
+        if constexpr (is_half<T>) {
             raw = *reinterpret_cast<const uint4*>(p);
         } else {
             raw = load(p, group, true);
         }
     }
     __device__ eight floats() const {
-        if constexpr (is_bfloat16) {
-            return unpack(raw);
+        if constexpr (is_half<T>) {
+            return unpack<T>(raw);
         } else {
             return raw;
         }

@@ -53,7 +53,8 @@ struct offload_options {
     std::size_t blocks_resident = 0;   ///< the first so many blocks stay on the device
     std::size_t write_back_every = 1;  ///< steps of updates that a block may lack in its store: it is written so rarely
     bool prefetch = true;              ///< the next pass's first uploads begin before a pass ends
-    schedule::timeline* trace = nullptr;  ///< lanes, modules and steps; must outlive the pipeline
+    std::size_t piece = std::size_t{1} << 25;  ///< bytes of a block that move at once, a multiple of 256
+    schedule::timeline* trace = nullptr;       ///< lanes, modules and steps; must outlive the pipeline
     int trace_rank = 0;
 };
 
@@ -68,8 +69,8 @@ struct offload_options {
 ///                        T, each with the learning rate it was given.
 ///              Head, tail and the first `blocks_resident` blocks stay on the device.
 /// Shapes       as the store's layout; probes may be any number, as many as the model has branches.
-/// Determinism  bits do not depend on slots, residents, write_back_every, prefetch, Exchange, or which store keeps T:
-///              stores that encode say on what theirs do.
+/// Determinism  bits do not depend on slots, residents, write_back_every, prefetch, piece, Exchange, or which store
+///              keeps T: stores that encode say on what theirs do.
 /// Cost         a pass: each block up once; down once where it is due. Device memory: residents, slots times the
 ///              largest block (of a store that encodes: slots times what travels, and one block), one perturbed copy of
 ///              the largest module, what the model allocates; not the depth. The host waits once a pass, for the losses.
@@ -109,7 +110,7 @@ public:
         , log_(store.layout().modules() + (store.renewing() == nullptr ? 0 : options.blocks_resident + 2))
         , residents_(store.layout().modules())
         , ring_(q_, store, log_, checked(std::move(exchange), store), travelers(store.layout(), options),
-                options.slot_count, options.write_back_every, options.prefetch,
+                options.slot_count, options.write_back_every, options.prefetch, options.piece,
                 {.trace = options.trace, .trace_rank = options.trace_rank, .consumer = "compute"}) {
         const model_layout& layout = store_.layout();
         for (std::size_t m = 0; m < layout.modules(); ++m) {
@@ -215,6 +216,10 @@ private:
     static std::vector<std::size_t> travelers(const model_layout& layout, const offload_options& o) {
         if (o.slot_count == 0) { throw usage_error("offload: 0 slots, expected 1 or more"); }
         if (o.write_back_every == 0) { throw usage_error("offload: write_back_every is 0 steps, expected 1 or more"); }
+        if (o.piece == 0 || o.piece % model_layout::alignment != 0) {
+            throw usage_error(
+                formatted("offload: pieces of {} bytes, expected a multiple of {}", o.piece, model_layout::alignment));
+        }
         if (o.blocks_resident > layout.blocks()) {
             throw usage_error(
                 formatted("offload: {} resident blocks of a model of {}", o.blocks_resident, layout.blocks()));
@@ -281,49 +286,58 @@ private:
             log_.applied(masters_of(m));
             log_.applied(m);
         }
-        const std::span<const tensor_slice> slices = store_.layout().slices(m);
         const bool updated_before = store_.updates() || (Exchange::gathers && !stays_here);
         const std::span<const pending_update> updates = updated_before ? std::span<const pending_update>()
                                                         : stays_here   ? log_.pending(m)
                                                                        : ring_.lacking(m);
+        // What comes is updated as it comes, and the first probe's copy is made of it in the same pass over memory.
         const bool copied_first = !probes.empty() && probes[0].scale != 0;
-        if (!updates.empty() && !copied_first) { apply_updates(q_, at.weights, slices, updates); }
+        const auto bring_up_to_date = [&](part p, std::span<const tensor_slice> slices) {
+            if (copied_first) {
+                copy_perturbed(at.weights, p, slices, updates, probes[0]);
+            } else if (!updates.empty()) {
+                apply_updates(q_, at.weights.sub(p.first, p.count), slices, updates);
+            }
+        };
+        const part all{0, at.weights.size()};
+        const std::span<const tensor_slice> slices = store_.layout().slices(m);
+        if (!stays_here) {
+            ring_.each_piece(at, bring_up_to_date);
+        } else {
+            bring_up_to_date(all, slices);
+            if (!updates.empty()) {
+                log_.applied(m);
+                unsaved_ = true;
+            }
+        }
         for (std::size_t b = 0; b < probes.size(); ++b) {
             const bool copied = probes[b].scale != 0;
-            if (copied) { copy_perturbed(m, at.weights, b == 0 ? updates : updates.first(0), probes[b]); }
-            if (b == 0 && !updated_before) { keep(at, stays_here, !updates.empty()); }
+            if (copied && b != 0) { copy_perturbed(at.weights, all, slices, {}, probes[b]); }
+            if (copied) { copy_tied(m, probes[b]); }
             const bool last = b + 1 == probes.size();
             if (last && copied && !stays_here) { ring_.release(); }
             run_module(m, at.weights, copied, b, micro_batch);
             if (last && !copied && !stays_here) { ring_.release(); }
         }
-        if (probes.empty()) {
-            if (!updated_before) { keep(at, stays_here, !updates.empty()); }
-            if (!stays_here) { ring_.release(); }
-        }
+        if (probes.empty() && !stays_here) { ring_.release(); }
     }
-    // What has been updated stays where it is, or goes back to the store when it is due.
-    void keep(const typename ring::arrival& at, bool stays_here, bool changed) {
-        if (!stays_here) {
-            ring_.updated(at);
-        } else if (changed) {
-            log_.applied(at.number);
-            unsaved_ = true;
-        }
-    }
-    void copy_perturbed(std::size_t m, view<T, M> weights, std::span<const pending_update> updates, const probe& p) {
-        const model_layout& layout = store_.layout();
-        const view<T, M> copy = scratch_.view().sub(0, layout.copied(m));
-        const view<T, M> own = copy.sub(0, layout.size(m));
+    // Part p of a module's copy.
+    void copy_perturbed(view<T, M> all, part p, std::span<const tensor_slice> slices,
+                        std::span<const pending_update> updates, const probe& by) {
+        const view<T, M> weights = all.sub(p.first, p.count);
+        const view<T, M> copy = scratch_.view().sub(p.first, p.count);
         if (updates.empty()) {
-            perturb(q_, view<const T, M>(weights), own, layout.slices(m), p.z, p.scale);
+            perturb(q_, view<const T, M>(weights), copy, slices, by.z, by.scale);
         } else {
-            update_then_perturb(q_, weights, own, layout.slices(m), updates, p.z, p.scale);
+            update_then_perturb(q_, weights, copy, slices, updates, by.z, by.scale);
         }
-        for (const tensor_place& tied : layout.places(m)) {  // the head has brought them up to date in this pass
+    }
+    // What the tail shares with the head, which has brought it up to date in this pass.
+    void copy_tied(std::size_t m, const probe& by) {
+        for (const tensor_place& tied : store_.layout().places(m)) {
             if (tied.owner == m) { continue; }
             const view<const T, M> in = residents_[tied.owner].view().sub(tied.at.offset, tied.at.count);
-            perturb(q_, in, copy.sub(tied.copied, tied.at.count), {&tied.alone, 1}, p.z, p.scale);
+            perturb(q_, in, scratch_.view().sub(tied.copied, tied.at.count), {&tied.alone, 1}, by.z, by.scale);
         }
     }
     void run_module(std::size_t m, view<const T, M> weights, bool copied, std::size_t branch, std::size_t micro_batch) {

@@ -89,6 +89,10 @@ public:
         made_.at(m) = false;
         return masters_.at(m).view();
     }
+    [[nodiscard]] view<const A, host> master(std::size_t m) const { return masters_.at(m).view(); }
+    /// Of page-locked memory.
+    [[nodiscard]] std::size_t bytes() const noexcept { return memory_.account().live(); }
+    [[nodiscard]] const Wire& wire() const noexcept { return wire_; }
 
     [[nodiscard]] std::size_t wire_bytes(std::size_t m) const override {
         const std::size_t n = pieces(m);

@@ -39,6 +39,9 @@ namespace tutti::zeroth::detail {
 ///                       last offload: there are no more slots than modules, so its slot has been waited for by this
 ///                       upload or one before it
 ///              offload  the update (the queue as it is, or the lane that gathers)
+///            Weights that come as they are move in pieces, which are updated as they come and go back at once, so that
+///            the link has work both ways also with two slots: each piece of an upload waits for the piece that was in
+///            its place, the last one for all that was in the slot.
 ///            What is decoded needs its slot no longer: the next upload into it begins behind that, and all modules are
 ///            decoded to the same place. Where a store has masters that the device updates, those of a module that is due
 ///            come after its visit, some pieces behind each of the next uploads, so that the link has as much to do at all
@@ -64,12 +67,14 @@ private:
     store_type& store_;
     update_log& log_;
     std::vector<std::size_t> order_;
-    std::vector<std::vector<tensor_slice>> own_slices_;  // of every module: the part that this rank updates
+    std::vector<std::vector<std::vector<tensor_slice>>> own_slices_;  // by module and piece: what this rank updates
     std::size_t slots_;
     std::size_t write_every_;
     bool prefetch_;
     renewal<T, Q>* renewing_;
-    bool decodes_first_;  // of the visit
+    bool decodes_first_;               // of the visit
+    std::size_t piece_;                // elements
+    std::vector<std::size_t> pieces_;  // of every module
     std::size_t slot_size_ = 0;
     std::size_t wire_size_ = 0;
     transfer_counters counters_;
@@ -80,12 +85,12 @@ private:
     lane up_;
     lane off_;
     std::optional<master_lane<T, Q>> masters_;
-    std::size_t current_ = 0;        // module that is visited
-    std::vector<ticket> uploaded_;   // by slot
-    std::vector<ticket> updated_;    // by slot, where ranks gather
-    std::vector<ticket> gathered_;   // by slot
-    std::vector<ticket> offloaded_;  // by module
-    std::vector<std::size_t> user_;  // by slot: whose offload to wait for
+    std::size_t current_ = 0;                     // module that is visited
+    std::vector<std::vector<ticket>> uploaded_;   // by slot and piece
+    std::vector<ticket> updated_;                 // by slot, where ranks gather
+    std::vector<ticket> gathered_;                // by slot
+    std::vector<std::vector<ticket>> offloaded_;  // by module and piece
+    std::vector<std::size_t> user_;               // by slot: whose offload to wait for
     ticket loaded_;
     ticket none_;
     // Visits, each number at most the one before it: fetch, upload, exchange, visit.
@@ -99,7 +104,8 @@ private:
 
 public:
     slot_ring(Q q, store_type& store, update_log& log, Exchange exchange, std::vector<std::size_t> order,
-              std::size_t slot_count, std::size_t write_every, bool prefetch, schedule::lane_options lanes)
+              std::size_t slot_count, std::size_t write_every, bool prefetch, std::size_t piece_bytes,
+              schedule::lane_options lanes)
         : q_(std::move(q))
         , store_(store)
         , log_(log)
@@ -109,6 +115,8 @@ public:
         , prefetch_(prefetch && !store.updates())
         , renewing_(store.renewing())
         , decodes_first_(store.encoded() && !Exchange::gathers)
+        , piece_(piece_bytes / sizeof(T))
+        , pieces_(store.layout().modules(), 1)
         , exchange_(std::move(exchange))
         , root_(q_, {.name = "zeroth"})
         , up_(root_.duplicate("upload"), lanes)
@@ -116,14 +124,23 @@ public:
         , uploaded_(slots_)
         , updated_(slots_)
         , gathered_(slots_)
-        , offloaded_(store.layout().modules())
         , user_(slots_, nobody) {
-        for (std::size_t m = 0; m < store_.layout().modules(); ++m) {
-            own_slices_.push_back(slices_within(store_.layout().slices(m), store_.own(m)));
-        }
+        std::size_t most = 1;
         for (const std::size_t m : order_) {
+            const std::size_t count = store_.own(m).count;
+            if (!Exchange::gathers && !store_.encoded() && count != 0) { pieces_[m] = (count + piece_ - 1) / piece_; }
+            most = std::max(most, pieces_[m]);
             slot_size_ = std::max(slot_size_, store_.layout().size(m));
             wire_size_ = std::max(wire_size_, store_.wire_bytes(m));
+        }
+        for (auto& of_slot : uploaded_) { of_slot.resize(most); }
+        for (std::size_t m = 0; m < store_.layout().modules(); ++m) {
+            offloaded_.emplace_back(pieces_[m]);
+            auto& of_module = own_slices_.emplace_back();
+            for (std::size_t i = 0; i < pieces_[m]; ++i) {
+                const part own = Exchange::gathers ? store_.own(m) : piece(m, i);
+                of_module.push_back(slices_within(store_.layout().slices(m), own));
+            }
         }
         wire_size_ = store_.encoded() ? (wire_size_ + model_layout::alignment - 1) / model_layout::alignment *
                                             model_layout::alignment
@@ -153,26 +170,34 @@ public:
         write_all_ = write_all;
         advance();
     }
-    /// The next module, for work of the queue from now on. Where ranks gather, and where the store updates, it lacks no
-    /// update; else its updates are the visitor's.
+    /// The next module. Where ranks gather, and where the store updates, it lacks no update; else its updates are the
+    /// visitor's.
     [[nodiscard]] arrival arrive() {
         const std::size_t s = visited_ % slots_;
         const std::size_t m = order_[visited_ % order_.size()];
         current_ = m;
-        uploaded_[s].wait(q_);
-        if constexpr (Exchange::gathers) {
-            updated_[s].wait(q_);
-            gathered_[s].wait(q_);
-        } else if (decodes_first_) {
-            store_.decode(q_, m, wire(m, s), slot(m, s));
-            ++visited_;
-            advance();
-        }
         return {m, s, slot(m, s)};
     }
-    /// Behind the visitor's update: the module goes back where it is due.
-    void updated(const arrival& at) {
-        if (due(at.number)) { write_back(at.number, at.slot, q_); }
+    /// Calls update(part, slices) for the parts of its run, in order, each there for work of the queue from now on; behind
+    /// that it goes back where the module is due.
+    template <class Update> void each_piece(const arrival& at, Update update) {
+        const std::size_t m = at.number, s = at.slot;
+        const bool goes_back = !Exchange::gathers && due(m);
+        for (std::size_t i = 0; i < pieces_[m]; ++i) {
+            uploaded_[s][i].wait(q_);
+            if constexpr (Exchange::gathers) {
+                updated_[s].wait(q_);
+                gathered_[s].wait(q_);
+            } else if (decodes_first_) {
+                store_.decode(q_, m, wire(m, s), slot(m, s));
+                ++visited_;
+                advance();
+            }
+            update(piece(m, i),
+                   std::span<const tensor_slice>(Exchange::gathers ? store_.layout().slices(m) : own_slices_[m][i]));
+            if (goes_back) { submit_offload("offload", m, s, i, as_bytes(view<const T, M>(at.weights)), q_); }
+        }
+        if (goes_back) { log_.applied(m); }
     }
     /// Behind the last work that reads the arrival's weights.
     void release() {
@@ -208,8 +233,8 @@ public:
         } else {
             const buffer<std::byte, Q> encoded(q_, store_.encoded() ? store_.wire_bytes(m) : 0);
             store_.fetch(m, slots_, updates, loaded_);
-            static_cast<void>(
-                loaded_ = submit_upload("load", m, slots_, store_.encoded() ? encoded.view() : as_bytes(mine), none_));
+            static_cast<void>(loaded_ = submit_upload("load", m, slots_, 0,
+                                                      store_.encoded() ? encoded.view() : as_bytes(mine), none_));
             loaded_.wait(q_);
             if (store_.encoded()) { store_.decode(q_, m, encoded.view(), mine); }
         }
@@ -224,13 +249,13 @@ public:
     void save(std::size_t m, view<const T, M> from) {
         if (from.empty() || store_.updates() || renewing_ != nullptr) { return; }
         const part own = store_.own(m);
-        submit_offload("save", m, slots_, as_bytes(from.sub(own.first, own.count)), q_);
-        offloaded_[m].wait(host_queue());
+        submit_offload("save", m, slots_, 0, as_bytes(from.sub(own.first, own.count)), q_);
+        offloaded_[m].front().wait(host_queue());
     }
     /// Waits until every module is in its store.
     void settle() {
         if (renewing_ != nullptr) { masters_->settle(); }
-        for (const ticket& t : offloaded_) { t.wait(host_queue()); }
+        for (const auto& of_module : offloaded_) { of_module.back().wait(host_queue()); }
         store_.settle();
     }
 
@@ -244,6 +269,15 @@ private:
     }
     [[nodiscard]] view<std::byte, M> wire(std::size_t m, std::size_t s) const {
         return wires_.view().sub(s * wire_size_, store_.wire_bytes(m));
+    }
+    // What a module's run, and so the bytes that travel of it, is cut into.
+    [[nodiscard]] part piece(std::size_t m, std::size_t i) const {
+        if (pieces_[m] == 1) { return {0, store_.layout().size(m)}; }
+        return {i * piece_, std::min(piece_, store_.layout().size(m) - i * piece_)};
+    }
+    template <class Bytes> [[nodiscard]] Bytes piece_of(Bytes all, std::size_t m, std::size_t i) const {
+        const part p = piece(m, i);
+        return pieces_[m] == 1 ? all : all.sub(p.first * sizeof(T), p.count * sizeof(T));
     }
     [[nodiscard]] bool due(std::size_t m) const {
         return !store_.updates() && renewing_ == nullptr && log_.steps_behind(m) >= (write_all_ ? 1 : write_every_);
@@ -265,7 +299,8 @@ private:
     void fetch() {
         const std::size_t s = fetching_ % slots_;
         const std::size_t m = order_[fetching_ % order_.size()];
-        store_.fetch(m, s, store_.updates() ? log_.pending(m) : std::span<const pending_update>(), uploaded_[s]);
+        ticket& last = user_[s] == nobody ? none_ : uploaded_[s][pieces_[user_[s]] - 1];
+        store_.fetch(m, s, store_.updates() ? log_.pending(m) : std::span<const pending_update>(), last);
         if (store_.updates()) { log_.applied(m); }
         ++fetching_;
     }
@@ -273,24 +308,29 @@ private:
         const std::size_t s = uploading_ % slots_;
         const std::size_t m = order_[uploading_ % order_.size()];
         const view<std::byte, M> into = store_.encoded() ? wire(m, s) : as_bytes(own_of(m, s));
-        ticket& slot_free = user_[s] == nobody ? none_ : offloaded_[user_[s]];
+        std::vector<ticket>* const leaving = user_[s] == nobody ? nullptr : &offloaded_[user_[s]];
         if (renewing_ != nullptr && !renewing_->made(m)) {  // it has never traveled
-            static_cast<void>(uploaded_[s] = masters_->renew(m, {}, into, {}, q_, slot_free));
-            submit_offload("offload", m, s, view<const std::byte, M>(into), uploaded_[s]);
+            static_cast<void>(uploaded_[s][0] =
+                                  masters_->renew(m, {}, into, {}, q_, leaving == nullptr ? none_ : leaving->back()));
+            submit_offload("offload", m, s, 0, view<const std::byte, M>(into), uploaded_[s][0]);
         } else {
             if (renewing_ != nullptr) { masters_->rest_of(m); }
-            static_cast<void>(uploaded_[s] = submit_upload("upload", m, s, into, slot_free));
+            for (std::size_t i = 0; i < pieces_[m]; ++i) {
+                const bool all = i + 1 == pieces_[m] || (leaving != nullptr && i >= leaving->size());
+                ticket& gone = leaving == nullptr ? none_ : all ? leaving->back() : (*leaving)[i];
+                static_cast<void>(uploaded_[s][i] = submit_upload("upload", m, s, i, piece_of(into, m, i), gone));
+            }
         }
         user_[s] = m;
         ++uploading_;
     }
-    [[nodiscard]] ticket submit_upload(std::string_view name, std::size_t m, std::size_t s, view<std::byte, M> into,
-                                       ticket& slot_free) {
-        const view<const std::byte, host> from = store_.source(m, s);
-        counters_.uploads += 1;
+    [[nodiscard]] ticket submit_upload(std::string_view name, std::size_t m, std::size_t s, std::size_t i,
+                                       view<std::byte, M> into, ticket& gone) {
+        const view<const std::byte, host> from = piece_of(store_.source(m, s), m, i);
+        counters_.uploads += i == 0 ? 1 : 0;
         counters_.upload_bytes += from.size();
         return up_.submit(
-            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, slot_free, offloaded_[m],
+            name, [from, into](comm::self<Q>& c) { bring(c.queue(), from, into); }, q_, gone, offloaded_[m][i],
             renewing_ == nullptr ? none_ : masters_->remade(m), store_.fetched(s));
     }
     void exchange_next() {
@@ -300,7 +340,7 @@ private:
             const view<T, M> all = slot(m, s);
             const view<T, M> mine = own_of(m, s);
             const part own = store_.own(m);
-            const std::span<const tensor_slice> slices = own_slices_[m];
+            const std::span<const tensor_slice> slices = own_slices_[m][0];
             const std::span<const pending_update> updates = lacking(m);
             const view<const std::byte, M> encoded = store_.encoded() ? wire(m, s) : view<std::byte, M>();
             const store_type* const decoder = store_.encoded() ? &store_ : nullptr;
@@ -310,28 +350,29 @@ private:
                                       if (decoder != nullptr) { decoder->decode(c.queue(), m, encoded, mine); }
                                       if (!updates.empty()) { apply_updates(c.queue(), mine, slices, updates); }
                                   },
-                                  uploaded_[s]));
-            if (due(m)) { write_back(m, s, updated_[s]); }
+                                  uploaded_[s][0]));
+            if (due(m)) {
+                submit_offload("offload", m, s, 0, as_bytes(view<const T, M>(mine)), updated_[s]);
+                log_.applied(m);
+            }
             static_cast<void>(gathered_[s] = exchange_.lane().submit(
                                   "gather", [all, own, gather = exchange_.gather()](auto& c) { gather(c, all, own); }));
             counters_.gathered_bytes += (all.size() - own.count) * sizeof(T);
             ++exchanging_;
         }
     }
-    template <class After> void write_back(std::size_t m, std::size_t s, After& behind) {
-        submit_offload("offload", m, s, as_bytes(view<const T, M>(own_of(m, s))), behind);
-        log_.applied(m);
-    }
+    // Piece i of `all`, of a module that goes back; the last one is behind all others.
     template <class After>
-    void submit_offload(std::string_view name, std::size_t m, std::size_t s, view<const std::byte, M> from,
-                        After& behind) {
-        const view<std::byte, host> to = store_.sink(m, s);
+    void submit_offload(std::string_view name, std::size_t m, std::size_t s, std::size_t i,
+                        view<const std::byte, M> all, After& behind) {
+        const view<std::byte, host> to = piece_of(store_.sink(m, s), m, i);
+        const view<const std::byte, M> from = piece_of(all, m, i);
         static_cast<void>(
-            offloaded_[m] = off_.submit(
+            offloaded_[m][i] = off_.submit(
                 name, [from, to](comm::self<Q>& c) { take(c.queue(), from, to); }, behind, store_.emptied(s)));
-        counters_.offloads += 1;
+        counters_.offloads += i == 0 ? 1 : 0;
         counters_.offload_bytes += to.size();
-        store_.stored(m, s, offloaded_[m]);
+        if (i + 1 == pieces_[m]) { store_.stored(m, s, offloaded_[m][i]); }
     }
 };
 
