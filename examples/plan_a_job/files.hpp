@@ -162,11 +162,13 @@ template <class E>
     return steps;
 }
 
-inline void read_link(const object& o, const char* key, tutti::comm::link& into) {
+inline void read_link(const object& o, const char* key, tutti::comm::link& into, plan::machine_evidence& known) {
     if (!o.has(key)) { return; }
     const object l(o.at(key), o.where() + ": " + key, {"latency_seconds", "bytes_per_second"});
     l.positive("latency_seconds", into.latency_seconds);
     l.positive("bytes_per_second", into.bytes_per_second);
+    if (l.has("latency_seconds")) { known.latencies = plan::evidence::given; }
+    if (l.has("bytes_per_second")) { known.links = plan::evidence::given; }
 }
 
 /// A machine's figures, those of a published one it is like, and what was measured on it: products and collectives, from
@@ -176,7 +178,7 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into)
     const json file = read_json(path);
     const object o(file, path,
                    {"name", "like", "flops", "memory_bytes", "memory_bandwidth", "ranks_per_node", "inside", "between",
-                    "product_efficiency", "memory_efficiency", "link_efficiency", "launch_seconds", "interference",
+                    "host_bandwidth", "product_efficiency", "memory_efficiency", "link_efficiency", "launch_seconds", "interference",
                     "processors", "products", "collectives", "steps"});
     plan::machine m;
     if (o.has("like")) {
@@ -188,20 +190,29 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into)
         }
     }
     name = o.get<std::string>("name", path);
-    o.positive("flops", m.flops);
-    o.positive("memory_bytes", m.memory_bytes);
-    o.positive("memory_bandwidth", m.memory_bandwidth);
+    const auto figure = [&o](const char* key, double& into, plan::evidence& known) {
+        o.positive(key, into);
+        if (o.has(key)) { known = plan::evidence::given; }
+    };
+    figure("flops", m.flops, m.known.flops);
+    figure("memory_bytes", m.memory_bytes, m.known.memory);
+    figure("memory_bandwidth", m.memory_bandwidth, m.known.memory);
     m.ranks_per_node = o.get<int>("ranks_per_node", m.ranks_per_node);
     if (m.ranks_per_node < 1) { throw bad_input(fmt::format("{}: {} ranks a node", path, m.ranks_per_node)); }
-    read_link(o, "inside", m.inside);
-    read_link(o, "between", m.between);
-    o.positive("product_efficiency", m.product_efficiency);
-    o.positive("memory_efficiency", m.memory_efficiency);
-    o.positive("link_efficiency", m.link_efficiency);
-    o.positive("launch_seconds", m.launch_seconds);
+    read_link(o, "inside", m.inside, m.known);
+    read_link(o, "between", m.between, m.known);
+    figure("host_bandwidth", m.host_bandwidth, m.known.host);
+    figure("product_efficiency", m.product_efficiency, m.known.product_efficiency);
+    figure("memory_efficiency", m.memory_efficiency, m.known.memory_efficiency);
+    figure("link_efficiency", m.link_efficiency, m.known.link_efficiency);
+    figure("launch_seconds", m.launch_seconds, m.known.launch);
     m.interference = o.get<double>("interference", m.interference);
     if (m.interference < 0) { throw bad_input(fmt::format("{}: interference {}", path, m.interference)); }
-    if (o.has("processors")) { m.wave = plan::detail::wave_of(o.get<int>("processors")); }
+    if (o.has("interference")) { m.known.interference = plan::evidence::given; }
+    if (o.has("processors")) {
+        m.wave = plan::detail::wave_of(o.get<int>("processors"));
+        m.known.wave = plan::evidence::given;
+    }
 
     std::vector<plan::measured_product> products;
     o.each("products", [&](const json& p, const std::string& where) {

@@ -6,6 +6,7 @@
 #include <optional>  // exit code
 #include <span>      // plans
 #include <string>    // names
+#include <utility>   // move
 #include <vector>    // plans
 
 #include <CLI/CLI.hpp>        // command line
@@ -148,7 +149,12 @@ json json_of(const plan::model_shape& m, const plan::machine& on, const plan::pl
             {"hfu", u.hardware}};
 }
 json json_of(const plan::machine& on) {
+    json figures = json::array();
+    for (const plan::machine_figure& f : figures_of(on)) {
+        figures.push_back({{"name", f.name}, {"value", f.value}, {"evidence", name_of(f.from)}});
+    }
     return {{"name", on.name},
+            {"figures", std::move(figures)},
             {"flops", on.flops},
             {"memory_bytes", on.memory_bytes},
             {"product_efficiency", on.product_efficiency},
@@ -195,8 +201,8 @@ int search(const options& o, const plan::machine& on) {
     const std::vector<plan::alternative> others = alternatives(model, on, o.space, best);
     const std::string title = fmt::format("{} on {} GPUs of {}, {} sequences of {} tokens a step", o.model,
                                           o.space.ranks, on.name, o.space.sequences, model.sequence);
-    fmt::print("{}: {} layouts\n\n{}\nwhy the first, and not with\n{}", title, found.layouts,
-               text_of(model, on, found.best), text_of(others, o.space));
+    fmt::print("{}: {} layouts\n\n{}\nwhy the first, and not with\n{}\nwhat this rests on\n{}", title, found.layouts,
+               text_of(model, on, found.best), text_of(others, o.space), text_of(on));
 
     json report = json_of(model, on, best);
     report["machine"] = json_of(on);

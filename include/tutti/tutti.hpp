@@ -14,6 +14,7 @@
 #include <tutti/core/error.hpp>
 #include <tutti/core/exact.hpp>
 #include <tutti/core/hash.hpp>
+#include <tutti/core/least_squares.hpp>
 #include <tutti/core/memory.hpp>
 #include <tutti/core/partition.hpp>
 #include <tutti/core/philox.hpp>

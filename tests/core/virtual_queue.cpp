@@ -72,6 +72,36 @@ TEST_CASE("an event without work in front happens at once") {
     start.wait_host(deadline{});
 }
 
+TEST_CASE("copies to and from the host take the link's time, each way on its own stream") {
+    virtual_queue up({.bytes_per_second = 1, .flops_per_second = 1, .host_bytes_per_second = 8});
+    virtual_queue down = up.sibling();
+    const view<const double, phantom_memory> host(nullptr, 10);
+    const view<double, phantom_memory> device(nullptr, 10);
+    upload(up, host, device);
+    download(down, view<const double, phantom_memory>(device), view<double, phantom_memory>(nullptr, 10));
+    upload(up, host, device);
+    CHECK(resolve(up.recording()) == std::vector<double>{20, 10});
+    CHECK(up.recording().name_of(up.recording().streams[0][0]) == "upload");
+    CHECK_THROWS_WITH_AS(upload(up, host, device.sub(0, 9)), "upload: sizes differ (in 10, out 9)", usage_error);
+    CHECK_THROWS_WITH_AS(download(up, host, device.sub(0, 9)), "download: sizes differ (in 10, out 9)", usage_error);
+}
+
+TEST_CASE("what follows a value that has come back runs behind it, on every stream") {
+    virtual_queue a = seconds_queue();
+    virtual_queue b = a.sibling();
+    virtual_queue c = a.sibling();
+    b.charge("before", {.bytes = 2});
+    a.charge("loss", {.bytes = 10});
+    CHECK(fetch(a, view<double, phantom_memory>(nullptr, 1), 0.5) == 0.5);
+    b.charge("update", {.bytes = 3});  // 10 -> 13
+    CHECK(fetch(b, view<int, phantom_memory>(nullptr, 1), 7) == 7);
+    a.charge("next", {.bytes = 1});    // 13 -> 14
+    b.charge("more", {.bytes = 4});    // 17
+    virtual_queue d = c.sibling();     // made behind it
+    d.charge("late", {.bytes = 1});    // 14
+    CHECK(resolve(a.recording()) == std::vector<double>{14, 17, 0, 14});
+}
+
 TEST_CASE("a rank alone cannot tell how long it waits for others") {
     virtual_queue a = seconds_queue();
     a.charge_collective("all_reduce", 3, 17);
@@ -140,7 +170,7 @@ TEST_CASE("rates must be positive numbers") {
         CHECK_THROWS_AS(virtual_queue({bad, 1}), usage_error);
         CHECK_THROWS_AS(virtual_queue({1, bad}), usage_error);
     }
-    CHECK_THROWS_WITH_AS(virtual_queue({1, 0}), "virtual_queue: rates must be positive (bytes/s 1, flops/s 0)",
+    CHECK_THROWS_WITH_AS(virtual_queue({1, 0}), "virtual_queue: rates must be positive (bytes/s 1, flops/s 0, host 50000000000)",
                          usage_error);
 }
 

@@ -11,7 +11,8 @@ execute_process(
     --picture ${WORK_DIR}/plan.svg
   OUTPUT_VARIABLE says COMMAND_ERROR_IS_FATAL ANY)
 foreach(line IN ITEMS "gpt-1t on 3072 GPUs of frontier, 3072 sequences" "why the first, and not with" "does not fit: "
-    "% time: tensor collectives" "compression is not searched")
+    "% time: tensor collectives" "compression is not searched" "what this rests on" "share of FLOPs in products       46 %"
+    "launch of a kernel               4 us")
   string(FIND "${says}" "${line}" position)
   if(position EQUAL -1)
     message(FATAL_ERROR "plan_a_job does not say '${line}' but\n${says}")
@@ -73,6 +74,14 @@ foreach(key IN ITEMS product_efficiency memory_efficiency link_efficiency)
   endif()
 endforeach()
 string(JSON name GET "${report}" machine name)
+if(NOT says MATCHES "share of FLOPs in products +[0-9.]+ % +fitted\nshare of memory bandwidth +[0-9.]+ % +fitted\n"
+    OR NOT says MATCHES "FLOPs +989 TFLOP/s +published\n" OR NOT says MATCHES "results of a product at once +[0-9]+ +given\n")
+  message(FATAL_ERROR "what is measured and what is given is not told apart:\n${says}")
+endif()
+string(JSON evidence GET "${report}" machine figures 0 evidence)
+if(NOT evidence STREQUAL "published")
+  message(FATAL_ERROR "the report's first figure is ${evidence}")
+endif()
 if(NOT name STREQUAL "this machine" OR NOT says MATCHES "on 4 GPUs of this machine")
   message(FATAL_ERROR "the machine is called '${name}'")
 endif()
@@ -120,7 +129,7 @@ expect_refusal("'flops' is \"many\", which is of another kind" ${asked} --machin
 expect_refusal("'flops' is -1; it must be positive" ${asked} --machine ${WORK_DIR}/negative.json)
 expect_refusal("neither 'memory_bytes' nor 'like'" ${asked} --machine ${WORK_DIR}/bare.json)
 expect_refusal("parse error" ${asked} --machine ${WORK_DIR}/broken.json)
-expect_refusal("products of one size" ${asked} --machine ${WORK_DIR}/one_product.json)
+expect_refusal("measurements of one size" ${asked} --machine ${WORK_DIR}/one_product.json)
 expect_refusal("steps[0]: plan: 25 heads do not divide over 2 ranks" --predict ${WORK_DIR}/odd_job.json)
 expect_refusal("no 'steps'" --predict ${WORK_DIR}/no_jobs.json)
 expect_refusal("--gpus and --predict exclude each other" --gpus 8 --predict ${WORK_DIR}/jobs.json)

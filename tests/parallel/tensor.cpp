@@ -2,11 +2,15 @@
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>    // max
+#include <atomic>       // products that have begun
+#include <chrono>       // deadlines
 #include <cmath>        // exp, log, tanh
-#include <cstddef>      // size_t
+#include <cstddef>      // size_t, ptrdiff_t
 #include <cstdint>      // words
 #include <string>       // texts
 #include <string_view>  // names
+#include <thread>       // sleep_for
+#include <type_traits>  // is_same_v
 #include <vector>       // tensors
 
 #include <tutti/comm/counted.hpp>           // bytes
@@ -246,6 +250,72 @@ TEST_CASE("loss and every gradient as on one rank, sequence-parallel or not, ove
             }
         }
     }
+}
+
+namespace {
+
+// Products of two ranks that wait for each other: rank 1 begins its first one when rank 0 has begun its second one.
+struct meeting_products {
+    static inline std::atomic<int> begun_on_0{0};
+    static inline thread_local int rank = -1;
+    static inline thread_local int begun = 0;
+
+    static void expect_begun_on_0(int count) {
+        for (const deadline end = after(std::chrono::seconds(20)); begun_on_0 < count;) {
+            expect(clock_type::now() < end, "rank 0 has begun {} products, not {}", begun_on_0.load(), count);
+            std::this_thread::sleep_for(std::chrono::microseconds(100));
+        }
+    }
+    template <class T>
+    static void multiply(const factor<T>& a, const factor<T>& b, matrix<T> out, T alpha, T beta) {
+        ++begun;
+        if (rank == 0) { begun_on_0 = begun; }
+        if (rank == 1 && begun == 1) { expect_begun_on_0(2); }
+        plain_products::multiply(a, b, out, alpha, beta);
+    }
+};
+
+}  // namespace
+
+// Rank 1 comes to the gather when rank 0 is in the product beside it, and to the sum when rank 0 is in the product beside
+// that: neither ends unless the products overlap what is sent.
+TEST_CASE("rows come and sums go while products run") {
+    constexpr std::size_t rows = 6, inputs = 4, outputs = 8;
+    const numbers x_all = drawn(1, rows * inputs, 1), weight = drawn(2, outputs * inputs, 1);
+    const numbers d_y = drawn(3, rows * outputs, 1);
+    std::vector<numbers> d_x(2), d_weight(2);
+    const auto backward = [&](comm::threads& c, auto products, bool overlap, std::vector<numbers>& dx,
+                              std::vector<numbers>& dw) {
+        const auto me = static_cast<std::size_t>(c.rank());
+        tensor_options o;
+        o.sequence_parallel = true;
+        o.overlap = overlap;
+        tensor_group<comm::threads> group(std::move(c), o);
+        column_linear<comm::threads, double, decltype(products)> up(group, inputs, outputs);
+        const part own = group.row_share(rows);
+        const numbers x(x_all.begin() + std::ptrdiff_t(own.first * inputs),
+                        x_all.begin() + std::ptrdiff_t((own.first + own.count) * inputs));
+        const numbers w = rows_of(weight, inputs, group.feature_share(outputs, "outputs"), 0);
+        const numbers dy = columns_of(d_y, outputs, group.feature_share(outputs, "outputs"));
+        dx[me].resize(own.count * inputs);
+        dw[me].resize(w.size());
+        if (std::is_same_v<decltype(products), meeting_products> && me == 1) { meeting_products::expect_begun_on_0(1); }
+        up.backward(rows, x, w, dy, dx[me], dw[me], {});
+    };
+    meeting_products::begun_on_0 = 0;
+    comm::threads::launch(
+        2,
+        [&](comm::threads& c) {
+            meeting_products::rank = c.rank();
+            meeting_products::begun = 0;
+            backward(c, meeting_products{}, true, d_x, d_weight);
+        },
+        {.name = "world", .timeout = std::chrono::seconds(10)});
+    CHECK(meeting_products::begun_on_0 == 2);
+    std::vector<numbers> plain_x(2), plain_weight(2);
+    comm::threads::launch(2, [&](comm::threads& c) { backward(c, plain_products{}, false, plain_x, plain_weight); });
+    CHECK(d_x == plain_x);
+    CHECK(d_weight == plain_weight);
 }
 
 TEST_CASE("what is sent: one sum each way a pair of layers, three numbers a row for the loss") {

@@ -13,11 +13,13 @@
 #include <tuple>      // jobs
 #include <vector>     // jobs
 
-#include <tutti/plan/catalog.hpp>  // names
-#include <tutti/plan/explain.hpp>  // under test
-#include <tutti/plan/memory.hpp>   // fits
-#include <tutti/plan/render.hpp>   // under test
-#include <tutti/plan/search.hpp>   // under test
+#include <tutti/plan/calibrate.hpp>  // calibrated
+#include <tutti/plan/catalog.hpp>    // names
+#include <tutti/plan/evidence.hpp>   // under test
+#include <tutti/plan/explain.hpp>    // under test
+#include <tutti/plan/memory.hpp>     // fits
+#include <tutti/plan/render.hpp>     // under test
+#include <tutti/plan/search.hpp>     // under test
 
 using namespace tutti;
 using namespace tutti::plan;
@@ -374,6 +376,47 @@ TEST_CASE("a choice is explained in words and numbers") {
     const utilization u = utilization_of(m, frontier, best[0]);
     CHECK(u.model == doctest::Approx(model_flops(m, best[0].how) / best[0].seconds() / (3072 * 191.5e12)));
     CHECK(u.hardware > u.model);
+}
+
+TEST_CASE("what a plan rests on: each figure with its origin, which calibration changes") {
+    CHECK(text_of(hgx_h100) ==
+          "FLOPs                           989 TFLOP/s                             published\n"
+          "memory                          74.5 GiB, 3350 GB/s                     published\n"
+          "links                           450 GB/s inside nodes of 8, 50 between  published\n"
+          "latencies                       5 us inside, 10 between                 assumed\n"
+          "host link                       63 GB/s                                 published\n"
+          "share of FLOPs in products      65 %                                    assumed\n"
+          "share of memory bandwidth       90 %                                    assumed\n"
+          "share of links' bandwidth       80 %                                    assumed\n"
+          "launch of a kernel              4 us                                    assumed\n"
+          "computing beside communication  longer by 10 % of its time              fitted\n"
+          "results of a product at once    4325376                                 assumed\n");
+    // Every machine says of its peaks who publishes them, and a blank one nothing.
+    for (const machine& m : machines) {
+        CAPTURE(m.name);
+        for (const evidence e : {m.known.flops, m.known.memory, m.known.links, m.known.host}) {
+            CHECK(e == evidence::published);
+        }
+        CHECK(m.known.latencies == evidence::assumed);
+    }
+    CHECK(dgx_a100.known.memory_efficiency == evidence::fitted);
+    CHECK(frontier.known.product_efficiency == evidence::fitted);
+    CHECK(frontier.known.memory_efficiency == evidence::assumed);
+    CHECK(machine{}.known.flops == evidence::assumed);
+    CHECK(name_of(evidence::given) == "given");
+    const measured_product products[] = {{1000, 1000, 1000, 1e-3}, {1000, 1000, 2000, 1.9e-3}};
+    const machine by_products = calibrated(hgx_h100, std::span(products));
+    CHECK(by_products.known.product_efficiency == evidence::fitted);
+    CHECK(by_products.known.launch == evidence::fitted);
+    CHECK(by_products.known.link_efficiency == evidence::assumed);
+    const measured_collective collectives[] = {{comm::collective::all_reduce, 8, 1, 1e8, 1e-3}};
+    const machine by_collectives = calibrated(hgx_h100, std::span(collectives));
+    CHECK(by_collectives.known.link_efficiency == evidence::fitted);
+    CHECK(by_collectives.known.product_efficiency == evidence::assumed);
+    const measured_step steps[] = {{model_named("gpt2-124m"), {.recompute = recomputation::selective}, 0.05}};
+    const machine by_steps = calibrated(hgx_h100, std::span(steps));
+    CHECK(by_steps.known.memory_efficiency == evidence::fitted);
+    CHECK(by_steps.known.latencies == evidence::assumed);
 }
 
 TEST_CASE("a space that makes no sense, or in which nothing divides, is refused") {

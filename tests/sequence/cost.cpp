@@ -169,11 +169,11 @@ TEST_CASE("a link is found from the times that it made") {
         } catch (const usage_error& e) { return std::string(e.what()); }
         return std::string("accepted");
     };
-    CHECK(says({{1, 1.0}, {2, 0.0}}) == "calibration: 0 s for 2 bytes is no measurement");
-    CHECK(says({{0, 1.0}, {2, 1.0}}) == "calibration: 1 s for 0 bytes is no measurement");
-    CHECK(says({{2, 1.0}, {2, 1.5}}) == "calibration: a link is measured by messages of at least 2 sizes");
-    CHECK(says({}) == "calibration: a link is measured by messages of at least 2 sizes");
-    CHECK(says({{1, 1.0}, {100, 1.0}}) == "calibration: large messages take no longer than small ones");
+    CHECK(says({{1, 1.0}, {2, 0.0}}) == "calibration of a link: 2 in 0 s is no measurement");
+    CHECK(says({{0, 1.0}, {2, 1.0}}) == "calibration of a link: 0 in 1 s is no measurement");
+    CHECK(says({{2, 1.0}, {2, 1.5}}) == "calibration of a link: measurements of one size do not tell where the line begins");
+    CHECK(says({}) == "calibration of a link: measurements of one size do not tell where the line begins");
+    CHECK(says({{1, 1.0}, {100, 1.0}}) == "calibration of a link: larger ones take no longer");
 }
 
 TEST_CASE("steps of rings are found from the times of rings that they are in") {

@@ -383,6 +383,7 @@ TEST_CASE("machines of a kind") {
     CHECK(simulate::network_of(m, 4).nodes() == 1);
     CHECK(simulate::cluster(m, 16).ranks() == 16);
     CHECK(simulate::rates_of(m).flops_per_second == m.product_efficiency * 191.5e12);
+    CHECK(simulate::rates_of(m).host_bytes_per_second == 18e9);
     CHECK_THROWS_WITH_AS(static_cast<void>(simulate::network_of(m, 12)), "simulate: 12 ranks on nodes of 8",
                          usage_error);
 }

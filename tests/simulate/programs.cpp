@@ -1,18 +1,21 @@
-// The library's own programs on virtual ranks: what real ranks send, and take on a stated network; pipelines to the
-// second.
+// The library's own programs on virtual ranks: what real ranks call, in their order, send, hold, and take on a stated
+// network; pipelines to the second; what overlap hides.
 #include <doctest/doctest.h>
 
 #include <array>    // sizes
 #include <chrono>   // deadlines
 #include <limits>   // computing that takes no time
+#include <map>      // calls by communicator
 #include <memory>   // clocks shared by lanes
 #include <mutex>    // lanes sleep too
 #include <numeric>  // sums
+#include <span>     // members
 #include <string>   // names
 #include <utility>  // move
 #include <vector>   // ranks
 
 #include <tutti/comm/counted.hpp>                    // bytes on the wire
+#include <tutti/comm/decorator.hpp>                  // logs of calls
 #include <tutti/comm/shaped.hpp>                     // a stated network
 #include <tutti/comm/threads.hpp>                    // real ranks
 #include <tutti/core/elementwise.hpp>                // fill
@@ -22,6 +25,7 @@
 #include <tutti/parallel/schedules/dual_pipe.hpp>    // schedules
 #include <tutti/parallel/schedules/one_way.hpp>      // schedules
 #include <tutti/parallel/schedules/zero_bubble.hpp>  // schedules
+#include <tutti/parallel/tensor_group.hpp>           // tensor_group
 #include <tutti/simulate/simulate.hpp>               // tested
 #include <tutti/strategy/data_parallel.hpp>          // data_parallel
 #include <tutti/strategy/local_update.hpp>           // co2
@@ -104,6 +108,43 @@ public:
 };
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
+doctest::Approx exactly(double x) { return doctest::Approx(x).epsilon(1e-12).scale(1); }
+
+// Every call of a rank in its order, by communicator: what it is, its sizes, and to whom.
+struct call_log {
+    std::mutex mutex;  // lanes call too
+    std::map<std::string, std::vector<std::string>> lines;
+};
+template <comm::decoratable C> class logged : public comm::decorator<logged<C>, C> {
+    using base = comm::decorator<logged<C>, C>;
+    friend base;
+    std::shared_ptr<call_log> log_;
+
+public:
+    explicit logged(C inner, std::shared_ptr<call_log> into) : base(std::move(inner)), log_(std::move(into)) {}
+    void execute(const comm::call& c) {
+        std::string line = formatted("{} {} of {} to {}, {}", name_of(c.kind), c.in_count, name_of(c.type), c.out_count,
+                                     c.root);
+        for (const comm::message& m : c.messages) {
+            line += formatted(" {}{}: {}", m.sends ? "to " : "from ", m.peer, m.bytes);
+        }
+        add(line);
+        this->inner().execute(c);
+    }
+
+private:
+    void add(const std::string& line) {
+        const std::lock_guard lock(log_->mutex);
+        log_->lines[std::string(this->name())].push_back(line);
+    }
+    void before(const typename base::control_call& c) { add(std::string(name_of(comm::operation(c.kind)))); }
+    [[nodiscard]] logged wrap(C child, std::span<const int>) { return logged(std::move(child), log_); }
+};
+std::vector<std::shared_ptr<call_log>> logs(std::size_t ranks) {
+    std::vector<std::shared_ptr<call_log>> all;
+    for (std::size_t r = 0; r < ranks; ++r) { all.push_back(std::make_shared<call_log>()); }
+    return all;
+}
 
 }  // namespace
 
@@ -111,12 +152,14 @@ TEST_CASE("data parallelism takes on virtual ranks what it takes on real ones ov
     const topology network = topology::uniform(2, 2, {1e-6, 1e9}, {1e-5, 1e8}, 2);
     std::vector<comm::traffic_snapshot> sent(4);
     std::vector<double> elapsed(4);
+    const auto called = logs(4), foretold = logs(4);
     threads::launch(4, [&](threads& t) {
         const auto rank = static_cast<std::size_t>(t.rank());
         jumping_clock clock;
-        counted world(comm::shaped(std::move(t), comm::shaped_network(network), std::chrono::hours(1), clock));
+        logged world(counted(comm::shaped(std::move(t), comm::shaped_network(network), std::chrono::hours(1), clock)),
+                     called[rank]);
         data_parallel_program(world);
-        sent[rank] = world.traffic_ledger()->snapshot();
+        sent[rank] = world.inner().traffic_ledger()->snapshot();
         elapsed[rank] = seconds(clock.now() - deadline{});
     });
     const simulate::cluster machines(network, {infinity, infinity});
@@ -134,33 +177,43 @@ TEST_CASE("data parallelism takes on virtual ranks what it takes on real ones ov
         CHECK(virtual_run.ranks[r].end == doctest::Approx(modelled).epsilon(1e-12));
         CHECK(elapsed[r] == doctest::Approx(modelled).epsilon(1e-6));  // whole nanoseconds
     }
-    // A counted communicator counts the same on virtual ranks.
+    // A counted communicator counts the same on virtual ranks, which make the same calls in the same order.
     std::vector<comm::traffic> counts(4);
     static_cast<void>(machines.run([&](simulate::communicator& world) {
         const auto rank = static_cast<std::size_t>(world.rank());
-        counted<simulate::communicator> c(std::move(world));
+        logged c(counted(std::move(world)), foretold[rank]);
         data_parallel_program(c);
-        counts[rank] = c.traffic_ledger()->total();
+        counts[rank] = c.inner().traffic_ledger()->total();
     }));
-    for (std::size_t r = 0; r < 4; ++r) { CHECK(counts[r] == sent[r].total()); }
+    for (std::size_t r = 0; r < 4; ++r) {
+        CHECK(counts[r] == sent[r].total());
+        CHECK(foretold[r]->lines == called[r]->lines);
+        CHECK(called[r]->lines.at("world/dp/gradients").size() == all_steps * plan.buckets.size());
+    }
 }
 
 TEST_CASE("CO2 over ZeRO-3 sends on virtual ranks what it sends on real ones, and holds the same memory") {
     std::vector<comm::traffic_snapshot> sent(4);
     std::vector<std::size_t> peaks(4);
+    const auto called = logs(4), foretold = logs(4);
     threads::launch(4, [&](threads& t) {
         const auto rank = static_cast<std::size_t>(t.rank());
-        counted world(std::move(t));
+        logged world(counted(std::move(t)), called[rank]);
         co2_program(world);
-        sent[rank] = world.traffic_ledger()->snapshot();
+        sent[rank] = world.inner().traffic_ledger()->snapshot();
         peaks[rank] = world.queue().account().peak();
     });
     const auto o =
-        simulate::cluster(topology::uniform(2, 2, {}, {1e-5, 1e8}, 2)).run([](simulate::communicator& world) {
-            co2_program(world);
+        simulate::cluster(topology::uniform(2, 2, {}, {1e-5, 1e8}, 2)).run([&](simulate::communicator& world) {
+            const auto rank = static_cast<std::size_t>(world.rank());
+            logged c(std::move(world), foretold[rank]);
+            co2_program(c);
         });
+    CHECK(o.passes == 1);
     for (std::size_t r = 0; r < 4; ++r) {
         CAPTURE(r);
+        CHECK(foretold[r]->lines == called[r]->lines);
+        CHECK(called[r]->lines.size() > 4);
         CHECK(o.ranks[r].traffic == sent[r]);
         CHECK(sent[r][collective::all_gather_v].calls > 0);
         CHECK(o.ranks[r].peak_bytes == peaks[r]);
@@ -169,29 +222,37 @@ TEST_CASE("CO2 over ZeRO-3 sends on virtual ranks what it sends on real ones, an
 
 namespace {
 
-// Stages whose passes take stated times on the pipeline's queue.
-struct timed_stage {
-    virtual_queue queue;
+// Stages whose passes take stated times on the pipeline's queue, if it is virtual; they give zeros.
+template <queue Q> struct timed_stage {
+    Q queue;
     parallel::pass_times times;
-    using in = view<const float, phantom_memory>;
-    using out = view<float, phantom_memory>;
-    void forward(const parallel::stage_call&, in, out) { charge("forward", times.forward); }
-    void backward_input(const parallel::stage_call&, in, in, out) { charge("input gradient", times.backward_input); }
-    void backward_weight(const parallel::stage_call&, in, in) { charge("weight gradient", times.backward_weight); }
+    using in = view<const float, typename Q::memory_type>;
+    using out = view<float, typename Q::memory_type>;
+    void forward(const parallel::stage_call&, in, out y) { pass("forward", times.forward, y); }
+    void backward_input(const parallel::stage_call&, in, in, out d) { pass("input gradient", times.backward_input, d); }
+    void backward_weight(const parallel::stage_call&, in, in) { pass("weight gradient", times.backward_weight, {}); }
 
 private:
-    void charge(const char* name, std::int64_t t) { queue.charge(name, {double(t), 0}); }
+    void pass(const char* name, std::int64_t t, out y) {
+        if constexpr (charging_queue<Q>) {
+            queue.charge(name, {double(t), 0});
+        } else {
+            fill(queue, y, 0.0F);
+        }
+    }
 };
 
-simulate::outcome run_pipeline(const parallel::pipeline_schedule& s, const parallel::pass_times& times, comm::link l) {
+simulate::outcome run_pipeline(const parallel::pipeline_schedule& s, const parallel::pass_times& times, comm::link l,
+                               bool overlap = true) {
     parallel::pipeline_options options;
     options.elements = {100};
-    options.overlap = true;
+    options.overlap = overlap;
     options.times = times;
-    const auto shared = parallel::plan_pipeline(s, parallel::delivery::ahead, times);
+    const auto shared =
+        parallel::plan_pipeline(s, overlap ? parallel::delivery::ahead : parallel::delivery::between, times);
     return simulate::cluster(topology::uniform(s.ranks, 1, {}, l), {1, 1}).run([&](simulate::communicator& world) {
         parallel::pipeline<simulate::communicator, float> pipe(std::move(world), shared, options);
-        timed_stage stage{pipe.queue(), times};
+        timed_stage<virtual_queue> stage{pipe.queue(), times};
         const auto counts = pipe.run(stage);
         CHECK(counts.bytes_sent == 400 * counts.messages_sent);
     });
@@ -222,4 +283,141 @@ TEST_CASE("pipelines take what their schedules say: bubbles and messages, exactl
                                  std::move(world), plan_pipeline(gpipe(3, 2)), {.elements = {100}, .overlap = true});
                          })),
                          "pipeline: the plan is for messages between computations, overlap is on", usage_error);
+}
+
+TEST_CASE("pipelines on virtual ranks: the messages of real ones, call by call, and what they hold") {
+    using namespace parallel;
+    constexpr int p = 4;
+    const auto run = [](auto& world, const pipeline_schedule& s, bool overlap) {
+        using C = std::remove_reference_t<decltype(world)>;
+        pipeline_options options;
+        options.elements = {100};
+        options.overlap = overlap;
+        pipeline<C, float> pipe(std::move(world), s, options);
+        timed_stage<queue_of<C>> stage{pipe.queue(), {}};
+        const pipeline_counts counts = pipe.run(stage);
+        return std::pair(counts, pipe.queue().account().peak());
+    };
+    for (const auto& s : {one_forward_one_backward(p, 8), interleaved(p, 8, 2), zero_bubble_v(p, 8), dual_pipe(p, 8)}) {
+        for (const bool overlap : {false, true}) {
+            CAPTURE(s.name);
+            CAPTURE(overlap);
+            std::vector<std::pair<pipeline_counts, std::size_t>> real(p), virtual_ones(p);
+            const auto called = logs(p), foretold = logs(p);
+            threads::launch(p, [&](threads& t) {
+                const auto rank = static_cast<std::size_t>(t.rank());
+                logged world(std::move(t), called[rank]);
+                real[rank] = run(world, s, overlap);
+            });
+            static_cast<void>(simulate::cluster(topology::one_node(p)).run([&](simulate::communicator& own) {
+                const auto rank = static_cast<std::size_t>(own.rank());
+                logged world(std::move(own), foretold[rank]);
+                virtual_ones[rank] = run(world, s, overlap);
+            }));
+            for (std::size_t r = 0; r < p; ++r) {
+                CHECK(virtual_ones[r].first == real[r].first);
+                CHECK(foretold[r]->lines == called[r]->lines);
+                CHECK(virtual_ones[r].second == real[r].second);
+            }
+        }
+    }
+}
+
+namespace {
+
+constexpr std::size_t layers = 8;
+constexpr std::size_t layer_elements = 1 << 20;
+constexpr double second = 1e12;  // FLOPs
+
+// Seconds of a step, when many have been made, that two ranks wait for each other, where a layer takes a second to go one
+// way: `program` makes so many steps.
+template <class Program> double exposed(Program program) {
+    const auto step = [&](comm::link between) {
+        const auto took = [&](int steps) {
+            return simulate::cluster(topology::uniform(2, 1, {}, between), {infinity, second})
+                .run([&](simulate::communicator& world) { program(world, steps); })
+                .seconds;
+        };
+        return took(5) - took(4);
+    };
+    return step({0, 4.0 * layer_elements}) - step({});
+}
+// Layers whose forward takes a second and whose backward takes two; in buckets of a layer, or all in one, which leaves
+// nothing to hide it.
+template <class S> double exposed_of(bool overlap) {
+    return exposed([&](simulate::communicator& world, int steps) {
+        const std::size_t bytes = 4 * layer_elements;
+        S s(world.duplicate("dp"), {}, {.bucket_bytes = overlap ? bytes : layers * bytes});
+        virtual_queue q = s.queue();
+        strategy::parameters<float, phantom_memory> list;
+        for (std::size_t i = 0; i < layers; ++i) {
+            list.push_back({formatted("p{}", i), {layer_elements}, true, {nullptr, layer_elements}, {}});
+        }
+        s.attach(list);
+        for (int step = 0; step < steps; ++step) {
+            s.begin({});
+            for (std::size_t i = 0; i < layers; ++i) {
+                static_cast<void>(s.before_use(i));
+                q.charge("forward", {0, second});
+                s.after_use(i);
+            }
+            for (std::size_t i = layers; i-- > 0;) {
+                static_cast<void>(s.before_use(i));
+                q.charge("backward", {0, 2 * second});
+                s.after_use(i);
+                s.gradient_ready(i);
+            }
+            s.step({.learning_rate = 0.1});
+        }
+        s.finish();
+    });
+}
+// A layer over two ranks goes backward, as parallel/linear does it: half of the rows come, and half of the sums go, beside
+// a product each.
+double exposed_of_tensor(bool overlap, double product) {
+    return exposed([&](simulate::communicator& world, int steps) {
+        parallel::tensor_group<simulate::communicator> group(world.duplicate("tp"),
+                                                             {.sequence_parallel = true, .overlap = overlap});
+        virtual_queue q = group.queue();
+        const view<float, phantom_memory> all(nullptr, 2 * layer_elements), share(nullptr, layer_elements);
+        for (int step = 0; step < steps; ++step) {
+            const auto rows = group.gather_rows(2, layer_elements, view<const float, phantom_memory>(share), all);
+            q.charge("gradient of inputs", {0, product * second});
+            const auto sums = group.sum_to_rows(2, layer_elements, view<const float, phantom_memory>(all), share);
+            rows.wait(q);
+            q.charge("gradient of weights", {0, product * second});
+            sums.wait(q);
+        }
+    });
+}
+
+}  // namespace
+
+TEST_CASE("overlap hides at least half of what is waited for without it, where computing takes as long") {
+    using virtual_rank = simulate::communicator;
+    const auto seconds_are = [](double x) { return doctest::Approx(x).epsilon(1e-3); };  // but for updates
+    using data_parallel = strategy::data_parallel<virtual_rank, adamw>;
+    CHECK(exposed_of<data_parallel>(false) == seconds_are(layers));
+    CHECK(exposed_of<data_parallel>(true) == seconds_are(1));  // the last gradient to be ready
+    using shared_gradients = strategy::zero<2, virtual_rank, adamw>;
+    CHECK(exposed_of<shared_gradients>(false) == seconds_are(layers));  // half of it each way
+    CHECK(exposed_of<shared_gradients>(true) == seconds_are(1));
+    using shared_values = strategy::zero<3, virtual_rank, adamw>;
+    MESSAGE(exposed_of<shared_values>(false) << " " << exposed_of<shared_values>(true));
+    CHECK(exposed_of<shared_values>(true) <= 0.5 * exposed_of<shared_values>(false));
+    CHECK(exposed_of_tensor(false, 1) == exactly(2));
+    CHECK(exposed_of_tensor(true, 1) == exactly(0));
+    CHECK(exposed_of_tensor(true, 0.75) == exactly(0.5));
+
+    using namespace parallel;
+    const pass_times times{.forward = 10, .backward_input = 10, .backward_weight = 10, .transfer = 5};
+    const auto waits = [&](const pipeline_schedule& s, bool overlap) {
+        return run_pipeline(s, times, {1, 100}, overlap).seconds - run_pipeline(s, times, {}, overlap).seconds;
+    };
+    for (const auto& s : {interleaved(4, 16, 2), zero_bubble(4, 16, times), zero_bubble_v(4, 16, times)}) {
+        CAPTURE(s.name);
+        CHECK(waits(s, true) <= 0.5 * waits(s, false));
+    }
+    // 1F1B sends the next micro-batch on when the one before has come back: most of that is on its way.
+    CHECK(waits(one_forward_one_backward(4, 16), true) < waits(one_forward_one_backward(4, 16), false));
 }

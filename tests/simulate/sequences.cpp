@@ -1,13 +1,17 @@
-// Attention of long and short sequences on virtual ranks: a plan of Zeppelin sends what it says, and a ring takes what
-// its closed form says.
+// Attention of long and short sequences on virtual ranks: a plan of Zeppelin sends what it says and what real ranks send,
+// and a ring takes what its closed form says.
 #include <doctest/doctest.h>
 
 #include <cstdint>  // lengths
 #include <limits>   // memory that takes no time
 #include <vector>   // lengths
 
+#include <tutti/comm/counted.hpp>                  // bytes on the wire
+#include <tutti/comm/threads.hpp>                  // real ranks
+#include <tutti/core/elementwise.hpp>              // fill
 #include <tutti/sequence/engine.hpp>               // engine
 #include <tutti/sequence/estimate.hpp>             // closed form
+#include <tutti/sequence/host_attention.hpp>       // what real ranks compute
 #include <tutti/sequence/partition/even_ring.hpp>  // a plan
 #include <tutti/sequence/partition/zeppelin.hpp>   // a plan
 #include <tutti/sequence/routed.hpp>               // spread messages
@@ -47,23 +51,32 @@ struct result {
     simulate::outcome outcome;
     engine_traffic traffic;
 };
-// Forward and, if it is wanted, backward of one layer.
+// Forward and, if it is wanted, backward of one layer on this rank.
+template <class Kernel, class Route, class Layout, class C, class Partition>
+engine_traffic attend_once(C& world, const topology& machines, const Partition& partition,
+                           const std::vector<std::int64_t>& lengths, attention_options how, bool backward) {
+    using Q = queue_of<C>;
+    const Q queue = world.queue();
+    engine<C, Partition, Route, Layout, Kernel> attention(
+        std::move(world), heads, {.partition = partition, .machines = machines, .attention = how});
+    attention.plan(lengths);
+    const std::size_t in = attention.rows() * (heads.query + 2 * heads.kv) * heads.width;
+    const std::size_t out = attention.rows() * heads.query * heads.width;
+    const buffer<bfloat16, Q> qkv(queue, in), rows(queue, out);
+    fill(queue, qkv.view(), bfloat16(0.5F));
+    auto layer = attention.make_memory();
+    attention.forward(qkv.view(), rows.view(), layer);
+    if (backward) { attention.backward(rows.view(), qkv.view(), layer); }
+    return attention.traffic();
+}
+// The same on all virtual ranks.
 template <class Partition, class Route, class Layout>
 result attend(const topology& machines, const Partition& partition, const std::vector<std::int64_t>& lengths,
               attention_options how, bool backward, double pairs_per_second) {
     result r;
     r.outcome = simulate::cluster(machines, {infinity, flops_of_pair * pairs_per_second}).run([&](rank& world) {
-        const virtual_queue queue = world.queue();
-        engine<rank, Partition, Route, Layout, charged_attention> attention(
-            std::move(world), heads, {.partition = partition, .machines = machines, .attention = how});
-        attention.plan(lengths);
-        const std::size_t in = attention.rows() * (heads.query + 2 * heads.kv) * heads.width;
-        const std::size_t out = attention.rows() * heads.query * heads.width;
-        const buffer<bfloat16, virtual_queue> qkv(queue, in), rows(queue, out);
-        auto layer = attention.make_memory();
-        attention.forward(qkv.view(), rows.view(), layer);
-        if (backward) { attention.backward(rows.view(), qkv.view(), layer); }
-        r.traffic = attention.traffic();
+        r.traffic =
+            attend_once<charged_attention, Route, Layout>(world, machines, partition, lengths, how, backward);
     });
     return r;
 }
@@ -111,4 +124,37 @@ TEST_CASE("Zeppelin's plan on 16 ranks of two nodes sends what it says, and is f
     CHECK(sum_of(spread) == spread.traffic.inside + spread.traffic.between);
     CHECK(spread.traffic.between >= zeppelin.traffic.between);
     CHECK(spread.outcome.seconds < 1.05 * zeppelin.outcome.seconds);
+}
+
+TEST_CASE("Zeppelin on virtual ranks: every rank sends and holds what a real one does") {
+    const topology machines = topology::uniform(2, 2, {5e-6, 100e9}, {10e-6, 2e9}, 2);
+    const std::vector<std::int64_t> lengths{400, 150, 90, 64, 40, 33, 17, 5};
+    const partition::zeppelin plan(partition::zeppelin_options::hiding(
+        attention_cost{1e-12}, transfer_cost{kv_bytes_per_token(int(heads.kv), int(heads.width), 2), machines.inside(),
+                                             machines.between()}));
+    constexpr std::size_t n = 4;
+    std::vector<comm::traffic_snapshot> sent(n);
+    std::vector<engine_traffic> real(n), foretold(n);
+    std::vector<std::size_t> peaks(n);
+    comm::threads::launch(n, [&](comm::threads& t) {
+        const auto me = static_cast<std::size_t>(t.rank());
+        const host_queue queue = t.queue();
+        comm::counted world(std::move(t));
+        const auto ledger = world.traffic_ledger();
+        real[me] = attend_once<host_attention<bfloat16>, routed, remapped>(world, machines, plan, lengths, {}, true);
+        sent[me] = ledger->snapshot();
+        peaks[me] = queue.account().peak();
+    });
+    const auto o = simulate::cluster(machines).run([&](rank& world) {
+        const auto me = static_cast<std::size_t>(world.rank());
+        foretold[me] = attend_once<charged_attention, routed, remapped>(world, machines, plan, lengths, {}, true);
+    });
+    for (std::size_t r = 0; r < n; ++r) {
+        CAPTURE(r);
+        CHECK(foretold[r] == real[r]);
+        CHECK(o.ranks[r].traffic == sent[r]);
+        CHECK(sent[r][comm::collective::exchange].bytes > 0);
+        CHECK(o.ranks[r].peak_bytes == peaks[r]);
+    }
+    CHECK(real[0].moved_tokens > 0);
 }

@@ -28,6 +28,7 @@ concept operation = std::copyable<O> && requires(const O& o) {
 template <class Q>
 concept charging_queue = queue<Q> && requires(Q q, std::string_view name, cost c) {
     q.charge(name, c);
+    q.hold_host();  // the host waits until the queue is here
 };
 
 /// Runs `op` on `q`, in its order.
@@ -48,7 +49,7 @@ template <queue Q, operation O> void run(Q q, const O& op) {
 }
 
 /// The first element of `v` as a host value, after everything queued before. On a virtual queue, which has no values,
-/// the caller's prediction comes back and the wait is charged nothing.
+/// the caller's prediction comes back, and what the rank's queues are given from now on runs behind.
 ///
 /// Cost    a host wait on device queues: keep it out of the steady state.
 /// Errors  usage_error when v is empty.
@@ -56,6 +57,7 @@ template <queue Q, class T>
 [[nodiscard]] std::remove_const_t<T> fetch(Q q, view<T, typename Q::memory_type> v, std::remove_const_t<T> predicted) {
     if (v.empty()) { throw usage_error("fetch: the view is empty"); }
     if constexpr (charging_queue<Q>) {
+        q.hold_host();
         return predicted;
     } else if constexpr (Q::executes_inline) {
         return *v.data();

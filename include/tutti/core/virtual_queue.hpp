@@ -8,12 +8,14 @@
 #include <memory>       // the recording is shared by a rank's queues
 #include <optional>     // marks
 #include <string_view>  // operation names
+#include <type_traits>  // remove_const_t
 #include <vector>       // streams of steps
 
 #include <tutti/core/deadline.hpp>  // what a mark tells
 #include <tutti/core/error.hpp>     // usage_error
 #include <tutti/core/run.hpp>       // cost, charging_queue
 #include <tutti/core/text.hpp>      // formatted
+#include <tutti/core/view.hpp>      // what is copied
 
 namespace tutti {
 
@@ -21,6 +23,7 @@ namespace tutti {
 struct virtual_rates {
     double bytes_per_second = 3e12;
     double flops_per_second = 300e12;
+    double host_bytes_per_second = 50e9;  ///< of the rank's own link to its host's memory, each way
 };
 
 /// One step of a virtual stream. Small: a large job records a hundred million of them.
@@ -37,7 +40,13 @@ struct virtual_step {
 static_assert(sizeof(virtual_step) == 16);
 
 /// Everything one virtual rank recorded: its streams, event count and memory; and once resolved, when events happened.
-struct virtual_recording {
+class virtual_recording {
+    static constexpr std::uint32_t nothing = ~std::uint32_t{0};
+    std::vector<std::string_view> names_;
+    std::uint32_t host_behind_ = nothing;  // event for which the host has waited last
+    std::vector<std::uint32_t> behind_;    // by stream: the last of those that it runs behind
+
+public:
     virtual_rates rates;
     std::vector<std::vector<virtual_step>> streams;
     std::uint32_t events = 0;
@@ -56,16 +65,30 @@ struct virtual_recording {
         names_.push_back(name);
         return narrow<std::uint16_t>(names_.size() - 1, "virtual_queue: the number of names");
     }
-
-private:
-    std::vector<std::string_view> names_;
+    void add_stream() {
+        streams.emplace_back();
+        behind_.push_back(nothing);
+    }
+    /// The next step of a stream, behind what the host has waited for.
+    void push(std::size_t stream, virtual_step s) {
+        if (behind_[stream] != host_behind_) {
+            behind_[stream] = host_behind_;
+            streams[stream].push_back({virtual_step::kind::wait, number_of("wait"), host_behind_, {}});
+        }
+        streams[stream].push_back(s);
+    }
+    /// The host waits for an event that the stream has just recorded.
+    void hold_host(std::size_t stream, std::uint32_t event) noexcept { behind_[stream] = host_behind_ = event; }
 };
 
 /// A stream of a virtual rank.
 ///
 /// Semantics    nothing executes: `run` appends the operation's time, max(bytes / bandwidth, flops / rate). Streams of a
 ///              rank are as fast side by side as alone. Events and marks count as reached for whoever would wait on the
-///              host: the program that records is infinitely fast.
+///              host: the program that records is infinitely fast. Where a value comes back (fetch) what follows may
+///              depend on it: whatever stream it is given to, it runs behind that point.
+///   upload     and download charge the rank's link to its host, one in each direction: those of one direction are to
+///              be on one stream, as on a lane.
 ///   mark       when it was reached is known once the recording has been resolved: seconds from `deadline{}`, to the
 ///              nearest nanosecond. A timeline of virtual ranks takes that as its origin.
 /// Threads      one thread records a rank.
@@ -107,12 +130,12 @@ public:
 
     virtual_queue() : virtual_queue(virtual_rates{}) {}
     explicit virtual_queue(virtual_rates rates) : recording_(std::make_shared<virtual_recording>()) {
-        if (!(rates.bytes_per_second > 0) || !(rates.flops_per_second > 0)) {
-            throw usage_error(formatted("virtual_queue: rates must be positive (bytes/s {}, flops/s {})",
-                                        rates.bytes_per_second, rates.flops_per_second));
+        if (!(rates.bytes_per_second > 0) || !(rates.flops_per_second > 0) || !(rates.host_bytes_per_second > 0)) {
+            throw usage_error(formatted("virtual_queue: rates must be positive (bytes/s {}, flops/s {}, host {})",
+                                        rates.bytes_per_second, rates.flops_per_second, rates.host_bytes_per_second));
         }
         recording_->rates = rates;
-        recording_->streams.emplace_back();
+        recording_->add_stream();
     }
 
     [[nodiscard]] event_type record() const {
@@ -125,9 +148,16 @@ public:
 
     void charge(std::string_view name, cost c) {
         const virtual_rates& r = recording_->rates;
-        virtual_step s{virtual_step::kind::work, number(name), 0, {}};
-        s.seconds = std::max(c.bytes / r.bytes_per_second, c.flops / r.flops_per_second);
-        push(s);
+        charge_seconds(name, std::max(c.bytes / r.bytes_per_second, c.flops / r.flops_per_second));
+    }
+    /// Bytes that pass over the link to the host.
+    void charge_transfer(std::string_view name, std::size_t bytes) {
+        charge_seconds(name, static_cast<double>(bytes) / recording_->rates.host_bytes_per_second);
+    }
+    /// What is given to any stream of the rank from now on runs behind what this one has been given so far.
+    void hold_host() {
+        const event_type here = record();
+        recording_->hold_host(stream_, here.id);
     }
     /// Something that other ranks take part in. `id` and `call` mean something to who resolves the recordings of all.
     void charge_collective(std::string_view name, std::uint32_t id, std::uint64_t call) {
@@ -147,7 +177,7 @@ public:
     [[nodiscard]] virtual_queue sibling() const {
         virtual_queue q = *this;
         q.stream_ = recording_->streams.size();
-        recording_->streams.emplace_back();
+        recording_->add_stream();
         return q;
     }
     /// Of all streams of the rank.
@@ -158,9 +188,31 @@ public:
 
 private:
     [[nodiscard]] std::uint16_t number(std::string_view name) const { return recording_->number_of(name); }
-    void push(virtual_step s) const { recording_->streams[stream_].push_back(s); }
+    void charge_seconds(std::string_view name, double seconds) const {
+        virtual_step s{virtual_step::kind::work, number(name), 0, {}};
+        s.seconds = seconds;
+        push(s);
+    }
+    void push(virtual_step s) const { recording_->push(stream_, s); }
 };
 static_assert(timed_queue<virtual_queue> && charging_queue<virtual_queue>);
+
+/// Copies host to device, and device to host, of a virtual rank: its host's memory has sizes alone, too.
+/// Errors  usage_error when sizes differ.
+template <class T>
+void upload(virtual_queue q, view<T, phantom_memory> in, view<std::remove_const_t<T>, phantom_memory> out) {
+    if (in.size() != out.size()) {
+        throw usage_error(formatted("upload: sizes differ (in {}, out {})", in.size(), out.size()));
+    }
+    q.charge_transfer("upload", in.size_bytes());
+}
+template <class T>
+void download(virtual_queue q, view<T, phantom_memory> in, view<std::remove_const_t<T>, phantom_memory> out) {
+    if (in.size() != out.size()) {
+        throw usage_error(formatted("download: sizes differ (in {}, out {})", in.size(), out.size()));
+    }
+    q.charge_transfer("download", in.size_bytes());
+}
 
 /// Virtual time at which each stream of one rank ends, all its streams resolved against their events.
 ///

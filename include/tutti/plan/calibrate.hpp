@@ -7,11 +7,13 @@
 #include <cmath>      // isfinite
 #include <cstddef>    // size_t
 #include <span>       // measurements
+#include <vector>     // products
 
-#include <tutti/comm/cost.hpp>   // time_of
-#include <tutti/core/error.hpp>  // usage_error
-#include <tutti/core/text.hpp>   // formatted
-#include <tutti/plan/time.hpp>   // time_of_step
+#include <tutti/comm/cost.hpp>           // time_of
+#include <tutti/core/error.hpp>          // usage_error
+#include <tutti/core/least_squares.hpp>  // fitted_line
+#include <tutti/core/text.hpp>           // formatted
+#include <tutti/plan/time.hpp>           // time_of_step
 
 namespace tutti::plan {
 
@@ -79,7 +81,9 @@ struct measured_step {
         }
         look(1, low, high);
     }
-    return efficient(best);
+    machine fitted = efficient(best);
+    fitted.known.product_efficiency = fitted.known.memory_efficiency = fitted.known.link_efficiency = evidence::fitted;
+    return fitted;
 }
 
 /// One measured product of an m x k and a k x n matrix of 16 bits.
@@ -98,34 +102,17 @@ struct measured_collective {
 
 /// The machine whose `launch_seconds` and `product_efficiency` predict the products with the least sum of squared relative
 /// errors, neither below 0.
-/// Errors  usage_error without two products that differ in FLOPs, or with one that took no time.
+/// Errors  usage_error without two products that differ in FLOPs, with one that took no time, or where larger ones take no
+///         longer.
 [[nodiscard]] inline machine calibrated(machine on, std::span<const measured_product> products) {
-    // Relative errors of a + b w: sums of 1/s, w/s and their squares, as a system of two equations.
-    double aa = 0, ab = 0, bb = 0, a1 = 0, b1 = 0, largest = 0, smallest = 0;
+    std::vector<measured_work> points;
     for (const measured_product& p : products) {
-        const double work = 2 * p.k * (p.m * p.n + on.wave / 2);
-        if (!(p.seconds > 0) || !std::isfinite(p.seconds) || !(work > 0) || !std::isfinite(work)) {
-            throw usage_error(formatted("plan: a product worth {} FLOPs in {} s", work, p.seconds));
-        }
-        const double at = work / on.flops;
-        aa += 1 / (p.seconds * p.seconds);
-        ab += at / (p.seconds * p.seconds);
-        bb += at * at / (p.seconds * p.seconds);
-        a1 += 1 / p.seconds;
-        b1 += at / p.seconds;
-        largest = std::max(largest, work);
-        smallest = smallest == 0 ? work : std::min(smallest, work);
+        points.push_back({2 * p.k * (p.m * p.n + on.wave / 2) / on.flops, p.seconds});  // seconds at the peak
     }
-    if (!(largest > smallest)) { throw usage_error("plan: products of one size do not tell a launch from the work"); }
-    double launch = (a1 * bb - b1 * ab) / (aa * bb - ab * ab);
-    double slope = (b1 - launch * ab) / bb;
-    if (launch < 0) {
-        launch = 0;
-        slope = b1 / bb;
-    }
-    if (!(slope > 0)) { throw usage_error("plan: larger products that take no longer tell nothing of the work"); }
-    on.launch_seconds = launch;
-    on.product_efficiency = 1 / slope;
+    const work_line line = fitted_line(points, "plan: products");
+    on.launch_seconds = line.start;
+    on.product_efficiency = 1 / line.each;
+    on.known.launch = on.known.product_efficiency = evidence::fitted;
     return on;
 }
 
@@ -153,6 +140,7 @@ struct measured_collective {
         }
     }
     on.link_efficiency = best;
+    on.known.link_efficiency = evidence::fitted;
     return on;
 }
 

@@ -3,23 +3,54 @@
 #pragma once
 
 #include <algorithm>    // min, max
+#include <cstddef>      // size_t
+#include <cstdint>      // size of an enumeration
 #include <string_view>  // names
 
 #include <tutti/comm/cost.hpp>  // link, two_levels
 
 namespace tutti::plan {
 
+/// Where a figure comes from.
+enum class evidence : std::uint8_t {
+    assumed,    ///< by us
+    published,  ///< by who makes the hardware, or runs it
+    fitted,     ///< to steps, products or collectives that somebody has measured, the machine says which
+    given       ///< by the user
+};
+[[nodiscard]] constexpr std::string_view name_of(evidence e) noexcept {
+    constexpr std::string_view names[] = {"assumed", "published", "fitted", "given"};
+    return names[static_cast<std::size_t>(e)];
+}
+/// Of a machine's figures.
+struct machine_evidence {
+    evidence flops = evidence::assumed;
+    evidence memory = evidence::assumed;  ///< size and bandwidth
+    evidence links = evidence::assumed;   ///< bandwidth inside nodes and between them, and ranks of a node
+    evidence latencies = evidence::assumed;
+    evidence host = evidence::assumed;
+    evidence product_efficiency = evidence::assumed;
+    evidence memory_efficiency = evidence::assumed;
+    evidence link_efficiency = evidence::assumed;
+    evidence launch = evidence::assumed;
+    evidence interference = evidence::fitted;
+    evidence wave = evidence::assumed;
+};
+
 /// One rank's hardware, and how ranks are connected.
 ///
-/// Units  FLOP/s, bytes, bytes/s, seconds. Efficiencies are shares of the peaks; calibrate them (plan/calibrate).
+/// Units    FLOP/s, bytes, bytes/s, seconds. Efficiencies are shares of the peaks; calibrate them (plan/calibrate).
+/// Sources  what a machine does not state itself is assumed, with the usual size of such figures; `interference` is
+///          fitted: to CO2's rounds beside steps on two H200, bench/results/transformer_gpus_rounds.json.
 struct machine {
     std::string_view name;
     double flops = 0;
     double memory_bytes = 0;
     double memory_bandwidth = 0;
     int ranks_per_node = 1;
-    comm::link inside{};   ///< of a rank, to the others of its node
-    comm::link between{};  ///< of a rank, its share of the node's NICs
+    comm::link inside{};           ///< of a rank, to the others of its node
+    comm::link between{};          ///< of a rank, its share of the node's NICs
+    double host_bandwidth = 32e9;  ///< of a rank, to and from its host's memory, each way
     double product_efficiency = 0.7;
     double memory_efficiency = 0.8;
     double link_efficiency = 0.7;
@@ -27,6 +58,7 @@ struct machine {
     double interference =
         0.1;          ///< of communication's time, that computing beside it takes longer: it needs processors too
     double wave = 0;  ///< elements of a product's result that are computed at once; the last wave is half empty
+    machine_evidence known{};
 
     /// The link among `count` ranks, one every `stride`.
     [[nodiscard]] constexpr comm::link link_of(int count, int stride) const noexcept {
@@ -54,8 +86,11 @@ namespace detail {
 [[nodiscard]] constexpr double wave_of(int processors) noexcept { return processors * 128.0 * 256.0; }
 }  // namespace detail
 
-/// DGX A100 (80 GB): NVSwitch, one 200 Gb/s NIC a GPU. Efficiencies: calibrated on steps of 22 and 175 billion
-/// parameters. Source: NVIDIA's data sheets; Korthikanti et al. 2022, arXiv:2205.05198, table 5.
+/// DGX A100 (80 GB): NVSwitch, one 200 Gb/s NIC a GPU, PCIe 4.0 x16.
+///
+/// Sources  published: NVIDIA's data sheets of A100 and DGX A100; PCI-SIG's rate. Fitted: the three efficiencies, to four
+///          steps of 22 and 175 billion parameters in Korthikanti et al. 2022, arXiv:2205.05198, table 5; they predict
+///          those of 530 and 1000 within 10 %. Assumed: latencies, launches, tiles.
 inline constexpr machine dgx_a100{.name = "dgx-a100",
                                   .flops = 312e12,
                                   .memory_bytes = 80e9,
@@ -63,12 +98,22 @@ inline constexpr machine dgx_a100{.name = "dgx-a100",
                                   .ranks_per_node = 8,
                                   .inside = {5e-6, 300e9},
                                   .between = {10e-6, 25e9},
+                                  .host_bandwidth = 31.5e9,
                                   .product_efficiency = 0.81,
                                   .memory_efficiency = 1.04,
                                   .link_efficiency = 0.5,
-                                  .wave = detail::wave_of(108)};
-/// HGX H100 (SXM, 80 GB): one 400 Gb/s NIC a GPU. Efficiencies: assumed; llm.c's published step of GPT-2 1558M takes
-/// 3 % less than they say. Source: NVIDIA's data sheets.
+                                  .wave = detail::wave_of(108),
+                                  .known = {.flops = evidence::published,
+                                            .memory = evidence::published,
+                                            .links = evidence::published,
+                                            .host = evidence::published,
+                                            .product_efficiency = evidence::fitted,
+                                            .memory_efficiency = evidence::fitted,
+                                            .link_efficiency = evidence::fitted}};
+/// HGX H100 (SXM, 80 GB): one 400 Gb/s NIC a GPU, PCIe 5.0 x16.
+///
+/// Sources  published: NVIDIA's data sheets of H100 and HGX H100; PCI-SIG's rate. Assumed: efficiencies (the step that
+///          llm.c publishes of GPT-2 1558M takes 3 % less than they say), latencies, launches, tiles.
 inline constexpr machine hgx_h100{.name = "hgx-h100",
                                   .flops = 989e12,
                                   .memory_bytes = 80e9,
@@ -76,11 +121,19 @@ inline constexpr machine hgx_h100{.name = "hgx-h100",
                                   .ranks_per_node = 8,
                                   .inside = {5e-6, 450e9},
                                   .between = {10e-6, 50e9},
+                                  .host_bandwidth = 63e9,
                                   .product_efficiency = 0.65,
                                   .memory_efficiency = 0.9,
                                   .link_efficiency = 0.8,
-                                  .wave = detail::wave_of(132)};
+                                  .wave = detail::wave_of(132),
+                                  .known = {.flops = evidence::published,
+                                            .memory = evidence::published,
+                                            .links = evidence::published,
+                                            .host = evidence::published}};
 /// HGX H200 (SXM, 141 GB), otherwise the same.
+///
+/// Sources  as of the H100; NVIDIA's data sheet of the H200. Measured on one, and not fitted to: copies to and from the
+///          host at once 50.6e9 bytes/s each way, where 0.8 x 63e9 says 50.4e9 (bench/results/zeroth_offload_slots.json).
 inline constexpr machine hgx_h200 = [] {
     machine m = hgx_h100;
     m.name = "hgx-h200";
@@ -88,9 +141,12 @@ inline constexpr machine hgx_h200 = [] {
     m.memory_bandwidth = 4.8e12;
     return m;
 }();
-/// A die of Frontier's MI250X: 8 of 64 GiB a node, 4 NICs of 200 Gb/s; the inside is its slowest link. The efficiency of
-/// products is that of a published run of 22 billion parameters.
-/// Source: Frontier's user guide (OLCF); Dash et al. 2023, arXiv:2312.12705.
+/// A die of Frontier's MI250X: 8 of 64 GiB a node, 4 NICs of 200 Gb/s; the inside is its slowest link.
+///
+/// Sources  published: Frontier's user guide (OLCF); half of a card's 383 TFLOP/s. Fitted: the efficiency of products, to
+///          the throughput of 22 billion parameters in Dash et al. 2023, arXiv:2312.12705, as cited by others (the body
+///          could not be read), taken as FLOPs with recomputation; it predicts 175 and 1000 within 10 %. Assumed: the
+///          efficiencies of memory and links, latencies, launches, tiles.
 inline constexpr machine frontier{.name = "frontier",
                                   .flops = 191.5e12,
                                   .memory_bytes = 64.0 * (1 << 30),
@@ -98,7 +154,13 @@ inline constexpr machine frontier{.name = "frontier",
                                   .ranks_per_node = 8,
                                   .inside = {5e-6, 50e9},
                                   .between = {10e-6, 12.5e9},
+                                  .host_bandwidth = 36e9,
                                   .product_efficiency = 0.46,
-                                  .wave = detail::wave_of(110)};
+                                  .wave = detail::wave_of(110),
+                                  .known = {.flops = evidence::published,
+                                            .memory = evidence::published,
+                                            .links = evidence::published,
+                                            .host = evidence::published,
+                                            .product_efficiency = evidence::fitted}};
 
 }  // namespace tutti::plan

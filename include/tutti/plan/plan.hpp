@@ -4,6 +4,7 @@
 
 #include <tutti/plan/calibrate.hpp>
 #include <tutti/plan/catalog.hpp>
+#include <tutti/plan/evidence.hpp>
 #include <tutti/plan/exchange.hpp>
 #include <tutti/plan/explain.hpp>
 #include <tutti/plan/machine.hpp>

@@ -5,21 +5,21 @@
 
 #include <algorithm>  // sort, max
 #include <array>      // columns
-#include <cmath>      // fabs, isfinite, sqrt
+#include <cmath>      // fabs, isfinite
 #include <concepts>   // what measures
 #include <cstddef>    // size_t
 #include <cstdint>    // tokens
-#include <limits>     // infinity
 #include <optional>   // links that were measured
 #include <span>       // samples
 #include <string>     // names
 #include <utility>    // move
 #include <vector>     // samples
 
-#include <tutti/comm/topology.hpp>  // link
-#include <tutti/core/error.hpp>     // usage_error
-#include <tutti/core/text.hpp>      // formatted
-#include <tutti/sequence/cost.hpp>  // attention_cost, attention_sample
+#include <tutti/comm/topology.hpp>       // link
+#include <tutti/core/error.hpp>          // usage_error
+#include <tutti/core/least_squares.hpp>  // fitted_line
+#include <tutti/core/text.hpp>           // formatted
+#include <tutti/sequence/cost.hpp>       // attention_cost, attention_sample
 
 namespace tutti::sequence {
 
@@ -45,65 +45,6 @@ inline void expect_samples(std::span<const attention_sample> samples) {
     if (distinct < 3) {
         throw usage_error(formatted("calibration: {} lengths; three coefficients need at least 3", distinct));
     }
-}
-
-// Least squares of sum over `used` columns = left, by orthogonalization; 0 for columns that are not used.
-struct least_squares {
-    std::array<double, 3> solution{};
-    double residual = 0;
-};
-[[nodiscard]] inline least_squares solve_least_squares(std::array<std::vector<double>, 3> columns,
-                                                       std::vector<double> left, unsigned used) {
-    std::array<std::array<double, 3>, 3> upper{};
-    std::array<double, 3> right{};
-    const auto dot = [](const std::vector<double>& a, const std::vector<double>& b) {
-        double sum = 0;
-        for (std::size_t i = 0; i < a.size(); ++i) { sum += a[i] * b[i]; }
-        return sum;
-    };
-    const auto subtract = [](std::vector<double>& from, double factor, const std::vector<double>& what) {
-        for (std::size_t i = 0; i < from.size(); ++i) { from[i] -= factor * what[i]; }
-    };
-    for (std::size_t c = 0; c < 3; ++c) {
-        if ((used >> c & 1u) == 0) { continue; }
-        upper[c][c] = std::sqrt(dot(columns[c], columns[c]));
-        for (double& v : columns[c]) { v /= upper[c][c]; }
-        for (std::size_t d = c + 1; d < 3; ++d) {
-            upper[c][d] = dot(columns[c], columns[d]);
-            subtract(columns[d], upper[c][d], columns[c]);
-        }
-        right[c] = dot(columns[c], left);
-        subtract(left, right[c], columns[c]);
-    }
-    least_squares result;
-    for (std::size_t c = 3; c-- > 0;) {
-        if ((used >> c & 1u) == 0) { continue; }
-        double value = right[c];
-        for (std::size_t d = c + 1; d < 3; ++d) { value -= upper[c][d] * result.solution[d]; }
-        result.solution[c] = value / upper[c][c];
-    }
-    result.residual = dot(left, left);
-    return result;
-}
-// The one with no coefficient below 0 and the smallest residual: every choice of columns is tried. A column of zeros gets
-// nothing.
-[[nodiscard]] inline std::array<double, 3> solve_non_negative(const std::array<std::vector<double>, 3>& columns,
-                                                              const std::vector<double>& right) {
-    unsigned present = 0;
-    for (unsigned c = 0; c < 3; ++c) {
-        const bool empty = std::all_of(columns[c].begin(), columns[c].end(), [](double v) { return v == 0; });
-        present |= empty ? 0u : 1u << c;
-    }
-    least_squares best;
-    best.residual = std::numeric_limits<double>::infinity();
-    for (unsigned used = 0; used < 8; ++used) {
-        if ((used & ~present) != 0) { continue; }
-        const auto found = solve_least_squares(columns, right, used);
-        bool fits = found.residual < best.residual;
-        for (const double coefficient : found.solution) { fits = fits && coefficient >= 0; }
-        if (fits) { best = found; }
-    }
-    return best.solution;
 }
 // The middle of `repeats` times, behind one that does not count.
 template <class Measure> [[nodiscard]] double median_of(int repeats, Measure seconds) {
@@ -134,7 +75,7 @@ template <class Measure> [[nodiscard]] double median_of(int repeats, Measure sec
         columns[1].push_back(share / s.seconds);
         columns[2].push_back(1 / s.seconds);
     }
-    const auto found = detail::solve_non_negative(columns, std::vector<double>(samples.size(), 1.0));
+    const auto found = non_negative_least_squares(columns, std::vector<double>(samples.size(), 1.0));
     return {found[0] / (longest * longest), found[1] / longest, found[2]};
 }
 
@@ -149,24 +90,10 @@ struct link_sample {
 /// Errors  usage_error: fewer than 2 sizes, a size of 0, a time that is not positive and finite, or times that do not grow
 ///         with the size.
 [[nodiscard]] inline comm::link fitted_link(std::span<const link_sample> samples) {
-    std::array<std::vector<double>, 3> columns;
-    std::size_t least = std::numeric_limits<std::size_t>::max(), most = 0;
-    for (const link_sample& s : samples) {
-        if (s.bytes == 0 || !std::isfinite(s.seconds) || s.seconds <= 0) {
-            throw usage_error(formatted("calibration: {} s for {} bytes is no measurement", s.seconds, s.bytes));
-        }
-        least = std::min(least, s.bytes);
-        most = std::max(most, s.bytes);
-    }
-    if (least >= most) { throw usage_error("calibration: a link is measured by messages of at least 2 sizes"); }
-    for (const link_sample& s : samples) {
-        columns[0].push_back(1 / s.seconds);
-        columns[1].push_back(static_cast<double>(s.bytes) / static_cast<double>(most) / s.seconds);
-        columns[2].push_back(0);
-    }
-    const auto found = detail::solve_non_negative(columns, std::vector<double>(samples.size(), 1.0));
-    if (found[1] == 0) { throw usage_error("calibration: large messages take no longer than small ones"); }
-    return {found[0], static_cast<double>(most) / found[1]};
+    std::vector<measured_work> points;
+    for (const link_sample& s : samples) { points.push_back({static_cast<double>(s.bytes), s.seconds}); }
+    const work_line line = fitted_line(points, "calibration of a link");
+    return {line.start, 1 / line.each};
 }
 
 /// One measured time of attention over a ring inside a node.
@@ -197,7 +124,7 @@ inline void expect_rings(std::span<const ring_sample> samples) {
                                             std::span<const ring_sample> samples) {
     detail::expect_rings(samples);
     const comm::link& link = transfers.inside;
-    std::array<std::vector<double>, 3> columns;
+    std::array<std::vector<double>, 2> columns;
     std::vector<double> beside;
     for (const ring_sample& s : samples) {
         const double size = s.ranks;
@@ -208,10 +135,9 @@ inline void expect_rings(std::span<const ring_sample> samples) {
         const double weight = (hides ? size : 1) / s.seconds;  // of an error of the step, in the time of the ring
         columns[0].push_back(weight * tokens);
         columns[1].push_back(weight);
-        columns[2].push_back(0);
         beside.push_back(weight * (step - cost(s.tokens) / size / size));
     }
-    const auto found = detail::solve_non_negative(columns, beside);
+    const auto found = non_negative_least_squares(columns, beside);
     return {found[0], found[1]};
 }
 

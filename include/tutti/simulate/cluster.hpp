@@ -35,7 +35,8 @@ namespace tutti::simulate {
 }
 /// The speed of its ranks, likewise.
 [[nodiscard]] inline virtual_rates rates_of(const plan::machine& m) noexcept {
-    return {m.memory_bandwidth * m.memory_efficiency, m.flops * m.product_efficiency};
+    return {m.memory_bandwidth * m.memory_efficiency, m.flops * m.product_efficiency,
+            m.host_bandwidth * m.link_efficiency};
 }
 
 /// Ranks whose streams a run draws on a timeline, besides what the program itself records there.
@@ -53,7 +54,8 @@ struct trace_options {
 ///              It must be repeatable: where ranks gather control records that differ (split_by_color, agreements that
 ///              fail) all are recorded again, until they have been told what all gave. What a program concludes from
 ///              records, and throws, before that is thrown away; so are its marks, by their timeline.
-///   computing  a rank's streams do not slow one another down, and the host that submits takes no time.
+///   computing  a rank's streams do not slow one another down, and the host that submits takes no time. Every rank has
+///              a link to its host of its own, see virtual_queue.
 ///   operations take what comm/cost says (time_of) from when their last rank is there, and end for all at once. Latency
 ///              passes beside other traffic. A link, of a rank inside its node or a NIC in one direction, gives equal
 ///              shares to all operations that use it, and an operation is as fast as its fullest link: what it leaves

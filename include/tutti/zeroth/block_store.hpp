@@ -2,14 +2,14 @@
 // memory. Needs zeroth/layout and schedule/ticket. Other stores: disk_store, master_store.
 #pragma once
 
-#include <algorithm>  // copy_n
-#include <cstddef>    // size_t, byte
-#include <cstdint>    // hashes
-#include <span>       // updates
-#include <utility>    // move
-#include <vector>     // images
+#include <cstddef>  // size_t, byte
+#include <cstdint>  // hashes
+#include <span>     // updates
+#include <utility>  // move
+#include <vector>   // images
 
 #include <tutti/core/buffer.hpp>            // buffer
+#include <tutti/core/elementwise.hpp>       // fill
 #include <tutti/core/error.hpp>             // usage_error
 #include <tutti/core/queue.hpp>             // staging_queue
 #include <tutti/core/state.hpp>             // hash_bytes
@@ -20,6 +20,30 @@
 #include <tutti/zeroth/pending_update.hpp>  // pending_update
 
 namespace tutti::zeroth {
+
+namespace detail {
+// Contents of host memory. Where it has sizes alone nothing is kept, and nothing can be read.
+template <class A, memory M, class T> void put_values(view<A, M> into, view<const T> values) {
+    if constexpr (M::host_accessible) {
+        for (std::size_t i = 0; i < values.size(); ++i) { into[i] = static_cast<A>(values[i]); }
+    }
+}
+template <class A, memory M, class T> void get_values(view<A, M> from, view<T> values) {
+    if constexpr (M::host_accessible) {
+        for (std::size_t i = 0; i < values.size(); ++i) { values[i] = static_cast<T>(from[i]); }
+    } else {
+        throw usage_error("block_store: weights of a virtual rank have no values to read");
+    }
+}
+template <class A, memory M> [[nodiscard]] std::uint64_t hash_values(view<A, M> of, std::uint64_t seed) {
+    if constexpr (M::host_accessible) {
+        return hash_bytes(as_bytes(view<const A>(of.data(), of.size())), seed);
+    } else {
+        const std::uint64_t bytes[] = {of.size_bytes()};
+        return hash_bytes(as_bytes(view<const std::uint64_t>(bytes)), seed);
+    }
+}
+}  // namespace detail
 
 /// Masters that the device updates, piece by piece, making anew what travels: for pipelines.
 template <floating_element T, queue Q> class renewal {
@@ -53,8 +77,9 @@ protected:
 ///            made, which takes blocks ahead; read after a flush and before the next pass. The
 ///            other members are the pipeline's: fetch (or several) before an upload, sink and stored around
 ///            an offload; `slot` says which of its buffers a transfer uses.
+///            On a virtual queue a store has sizes and no values: what is written is not kept, and a hash is of sizes.
 /// Threads    one thread at a time.
-/// Errors     usage_error for a module, tensor or size that is not the layout's.
+/// Errors     usage_error for a module, tensor or size that is not the layout's; for a read on a virtual queue.
 template <floating_element T, queue Q> class block_store {
     model_layout layout_;
     std::size_t rank_;
@@ -167,7 +192,7 @@ public:
                               this->layout().modules(), count * sizeof(T), memory_.account().live(), e.what()),
                     e.context());
             }
-            std::fill_n(images_.back().data(), count, T{});
+            fill(memory_, images_.back().view(), T{});
         }
     }
     /// The rank's part of a module, as it is stored.
@@ -184,16 +209,15 @@ public:
     void stored(std::size_t, std::size_t, upload_ticket&) override {}
     void settle() override {}
     [[nodiscard]] std::uint64_t hash(std::size_t m, std::uint64_t seed) override {
-        const view<const T, host> all = image(m);
-        return hash_bytes(as_bytes(view<const T>(all.data(), all.size())), seed);
+        return detail::hash_values(image(m), seed);
     }
 
 private:
     void put(std::size_t m, std::size_t first, view<const T> values) override {
-        std::copy_n(values.data(), values.size(), images_[m].data() + first);
+        detail::put_values(image(m).sub(first, values.size()), values);
     }
     void get(std::size_t m, std::size_t first, view<T> values) override {
-        std::copy_n(images_[m].data() + first, values.size(), values.data());
+        detail::get_values(image(m).sub(first, values.size()), values);
     }
 };
 

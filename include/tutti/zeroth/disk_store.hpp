@@ -89,6 +89,7 @@ public:
 template <floating_element T, queue Q> class disk_store final : public block_store<T, Q> {
     using base = block_store<T, Q>;
     using lane = schedule::lane<comm::self<host_queue>>;
+    static_assert(base::host::host_accessible, "a virtual rank's host has no values to keep in a file");
     static constexpr std::size_t page = 4096;
     static constexpr std::size_t nobody = static_cast<std::size_t>(-1);
 

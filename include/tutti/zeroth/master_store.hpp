@@ -32,6 +32,7 @@ template <floating_element T, queue Q, weight_wire<T, Q> Wire = rounded_wire<T>>
 class master_store final : public block_store<T, Q> {
     using base = block_store<T, Q>;
     using lane = schedule::lane<comm::self<host_queue>>;
+    static_assert(base::host::host_accessible, "a virtual rank's host has no values to make what travels of");
 
     Wire wire_;
     std::size_t workers_;

@@ -75,6 +75,8 @@ struct offload_options {
 ///              largest block (of a store that encodes: slots times what travels, and one block), one perturbed copy of
 ///              the largest module, what the model allocates; not the depth. The host waits once a pass, for the losses.
 ///              With `sliced`, 1/N of the bytes each way and (N-1)/N from other ranks.
+///              A step of n blocks takes n times the longest of: an upload; an offload; what computing takes, with the
+///              copies; and, over the slots, a slot's way: up, until it has been read, or down where that is later.
 /// Errors       usage_error before anything moved: no slot, more residents than blocks, a store of another rank than
 ///              the exchange, a probe or update that is not finite, a step twice. After another error the pipeline has failed.
 /// Lifetime     store, model and trace outlive it.
@@ -142,7 +144,7 @@ public:
         log_.trim();
         if (probes.front().scale != 0) { expect_kind("evaluate", probes.front().z.kind); }
         guarded([&] {
-            const schedule::scoped_span<> step(options_.trace, track_, "step", schedule::span_kind::step);
+            const schedule::scoped_span<Q> step(options_.trace, track_, "step", q_, schedule::span_kind::step);
             if (losses_.size() < 2 * probes.size()) { losses_ = buffer<double, Q>(q_, 2 * probes.size()); }
             ring_.begin(false);
             for (std::size_t m = 0; m < store_.layout().modules(); ++m) { visit(m, probes, micro_batch); }

@@ -74,7 +74,7 @@ public:
         for (std::size_t m = 0; m < this->layout().modules(); ++m) {
             const std::size_t count = this->own(m).count;
             masters_.emplace_back(memory_, count);
-            std::fill_n(masters_.back().data(), count, A{});
+            fill(memory_, masters_.back().view(), A{});
             wires_.emplace_back(memory_, m == 0 || m == this->layout().tail() ? 0 : wire_bytes(m));
             auto& cuts = own_.emplace_back();
             for (std::size_t i = 0; i < pieces(m); ++i) {
@@ -116,7 +116,7 @@ public:
     void stored(std::size_t m, std::size_t, upload_ticket&) override { made_[m] = true; }
     void settle() override {}
     [[nodiscard]] std::uint64_t hash(std::size_t m, std::uint64_t seed) override {
-        return hash_bytes(as_bytes(view<const A>(masters_[m].data(), masters_[m].size())), seed);
+        return detail::hash_values(masters_[m].view(), seed);
     }
 
     // --- renewal ----------------------------------------------------------------------------------------------------
@@ -155,10 +155,10 @@ private:
     }
     void put(std::size_t m, std::size_t first, view<const T> values) override {
         made_[m] = false;
-        for (std::size_t i = 0; i < values.size(); ++i) { masters_[m].data()[first + i] = static_cast<A>(values[i]); }
+        detail::put_values(masters_[m].view().sub(first, values.size()), values);
     }
     void get(std::size_t m, std::size_t first, view<T> values) override {
-        for (std::size_t i = 0; i < values.size(); ++i) { values[i] = static_cast<T>(masters_[m].data()[first + i]); }
+        detail::get_values(masters_[m].view().sub(first, values.size()), values);
     }
 };
 

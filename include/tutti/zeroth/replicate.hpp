@@ -19,7 +19,9 @@
 #include <tutti/comm/communicator.hpp>  // communicator
 #include <tutti/core/buffer.hpp>        // records on the way
 #include <tutti/core/deadline.hpp>      // duration
+#include <tutti/core/error.hpp>         // usage_error
 #include <tutti/core/queue.hpp>         // staging_queue
+#include <tutti/core/run.hpp>           // fetch
 #include <tutti/core/state.hpp>         // hash_bytes
 #include <tutti/core/text.hpp>          // formatted
 #include <tutti/core/view.hpp>          // view
@@ -59,7 +61,8 @@ struct step_result {
 ///              `check_every` steps a hash of the weights on the control plane.
 /// Errors       usage_error for options that make no sense; mismatch_error, naming the ranks, when options, weights at the
 ///              start, learning rates or step numbers differ, at once, or weights, at the next check. Losses that are not
-///              finite are no error: the step is skipped on all ranks and counted.
+///              finite are no error: the step is skipped on all ranks and counted. On virtual ranks, whose losses are all
+///              alike, usage_error for the conservative rule.
 template <communicator C, pipeline P>
 requires comm::can_all_gather<C, scalar_record>
 class replicated {
@@ -78,6 +81,9 @@ public:
         : comm_(std::move(own)), pipeline_(&weights), how_(how), how_divided_(std::move(divided)) {
         how_.validate();
         how_divided_.validate(comm_.size(), how_.directions);
+        if (charging_queue<Q> && how_.rule == update_rule::conservative) {
+            throw usage_error("zeroth: what the conservative rule does depends on losses, which virtual ranks do not have");
+        }
         const std::string text = how_.describe() + "; " + how_divided_.describe();
         comm_.agree(hash_bytes(as_bytes(view<const char>(text.data(), text.size()))), "zeroth's options");
         compare_weights("weights at the start");
@@ -274,12 +280,17 @@ private:
             const staging_queue<Q> staging;
             const buffer<scalar_record, staging_queue<Q>> here(staging, all.size());
             const buffer<scalar_record, Q> in(q, own.size()), out(q, all.size());
-            std::copy(own.begin(), own.end(), here.data());
+            if constexpr (!charging_queue<Q>) { std::copy(own.begin(), own.end(), here.data()); }
             upload(q, here.view().sub(0, own.size()), in.view());
             comm_.all_gather(view<const scalar_record, M>(in.view()), out.view());
             download(q, out.view(), here.view());
-            comm_.synchronize();
-            std::copy(here.data(), here.data() + all.size(), all.begin());
+            if constexpr (charging_queue<Q>) {  // it is as if all ranks had the same losses
+                for (std::size_t i = 0; i < all.size(); ++i) { all[i] = own[i % own.size()]; }
+                static_cast<void>(fetch(q, out.view(), all.front()));
+            } else {
+                comm_.synchronize();
+                std::copy(here.data(), here.data() + all.size(), all.begin());
+            }
         }
         gathering_ += clock_type::now() - begin;
         bool same = true;
