@@ -2,17 +2,21 @@
 // Needs strategy/strategy and a communicator with agree().
 #pragma once
 
+#include <concepts>       // invocable
 #include <cstdint>        // hashes
+#include <exception>      // errors of checks
+#include <optional>       // a seed
 #include <string>         // names
 #include <unordered_set>  // duplicates
 #include <vector>         // sizes
 
-#include <tutti/comm/communicator.hpp>   // communicator
-#include <tutti/core/error.hpp>          // usage_error
-#include <tutti/core/state.hpp>          // hash_bytes
-#include <tutti/core/text.hpp>           // formatted
-#include <tutti/optimize/optimizer.hpp>  // segment
-#include <tutti/strategy/strategy.hpp>   // parameters
+#include <tutti/comm/communicator.hpp>         // communicator
+#include <tutti/core/error.hpp>                // usage_error
+#include <tutti/core/state.hpp>                // hash_bytes
+#include <tutti/core/stochastic_rounding.hpp>  // half_element
+#include <tutti/core/text.hpp>                 // formatted
+#include <tutti/optimize/optimizer.hpp>        // segment, optimizer_state
+#include <tutti/strategy/strategy.hpp>         // parameters
 
 namespace tutti::strategy::detail {
 
@@ -59,6 +63,29 @@ template <class T, memory M> void expect_valid(const parameters<T, M>& list) {
             throw usage_error(formatted("attach: {}: the value has {} elements, the gradient {}", describe(p),
                                         p.value.size(), p.gradient.size()));
         }
+    }
+}
+
+/// What strategies that send buckets ask besides. Errors: usage_error.
+template <class T, memory M>
+void expect_valid(const parameters<T, M>& list, std::size_t bucket_bytes,
+                  const std::optional<std::uint64_t>& rounding) {
+    expect_valid(list);
+    if (bucket_bytes < sizeof(T)) { throw usage_error(formatted("attach: bucket_bytes is {}", bucket_bytes)); }
+    if (rounding && !half_element<T>) {
+        throw usage_error(
+            formatted("attach: stochastic rounding is for values of 16 bits, these are {}", name_of(dtype_of<T>)));
+    }
+}
+
+/// Runs what this rank checks by itself, which the other ranks are about to wait for. Errors: those of `check`, which
+/// end the communicator's family.
+template <communicator C, std::invocable Check> void check_alone(C& comm, Check check) {
+    try {
+        check();
+    } catch (const std::exception& e) {
+        comm.abort(e.what());
+        throw;
     }
 }
 
