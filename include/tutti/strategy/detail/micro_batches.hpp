@@ -80,8 +80,8 @@ public:
     void expect_attached(std::string_view operation) const { life_.expect_attached(operation); }
     void expect_between_steps(std::string_view operation) const { life_.expect_between_steps(operation); }
 
-    void attach(std::vector<std::string> names) {
-        names_ = std::move(names);
+    template <class T, memory M> void attach(const parameters<T, M>& list) {
+        for (const auto& p : list) { names_.push_back(p.name); }
         ready_.assign(names_.size(), 0);
         life_.attach();
     }
