@@ -345,13 +345,16 @@ TEST_CASE("a run resumes bit by bit from every step of a round, also with a mean
     }
 }
 
-TEST_CASE("names of the state are unique") {
+TEST_CASE("names of the state are unique, and every entry is its replica's own") {
     for (const named& m : methods(3)) {
         toy<float> t;
         local_update<self, local<sgd>> s(self{}, local<sgd>(self{}), m.rule);
         s.attach(t.parameters);
         std::set<std::string> names;
-        for (const auto& e : s.state()) { CHECK(names.insert(e.name).second); }
+        for (const auto& e : s.state()) {
+            CHECK(names.insert(e.name).second);
+            CHECK(e.whose == ownership::local);
+        }
     }
 }
 

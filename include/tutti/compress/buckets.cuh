@@ -7,9 +7,10 @@
 #include <cstddef>      // size_t
 #include <type_traits>  // bool_constant
 
-#include <tutti/compress/buckets.hpp>                // schemes
-#include <tutti/compress/detail/bucket_kernels.cuh>  // kernels
-#include <tutti/core/cuda_run.cuh>                   // start
+#include <tutti/compress/buckets.hpp>               // schemes
+#include <tutti/compress/detail/bucket_decode.cuh>  // kernels
+#include <tutti/compress/detail/bucket_encode.cuh>  // kernels
+#include <tutti/core/cuda_run.cuh>                  // start
 
 namespace tutti::compress {
 

@@ -6,9 +6,11 @@
 #include <cstdint>      // hashes
 #include <string_view>  // names
 
+#include <tutti/core/buffer.hpp>  // where a hash is made
 #include <tutti/core/config.hpp>  // TUTTI_HOST_DEVICE
 #include <tutti/core/memory.hpp>  // memory
-#include <tutti/core/run.hpp>     // cost
+#include <tutti/core/queue.hpp>   // queue
+#include <tutti/core/run.hpp>     // cost, fetch
 #include <tutti/core/state.hpp>   // hash_bytes
 #include <tutti/core/view.hpp>    // view
 
@@ -34,5 +36,13 @@ template <memory M> struct hash_operation {
         out.data()[0] = sum;
     }
 };
+
+/// The hash of the elements of a view, on the host. Waits for the queue.
+template <queue Q, class T> [[nodiscard]] std::uint64_t hash_of(const Q& q, view<T, typename Q::memory_type> elements) {
+    const buffer<std::uint64_t, Q> hash(q, 1);
+    const view<const T, typename Q::memory_type> in = elements;
+    run(q, hash_operation<typename Q::memory_type>{as_bytes(in), hash.view()});
+    return fetch(q, hash.view(), std::uint64_t{0});
+}
 
 }  // namespace tutti

@@ -16,20 +16,19 @@
 #include <tutti/comm/self.hpp>                          // local
 #include <tutti/core/buffer.hpp>                        // storage
 #include <tutti/core/elementwise.hpp>                   // copy
-#include <tutti/core/hash.hpp>                          // hash_operation
-#include <tutti/core/stochastic_rounding.hpp>           // half_element
+#include <tutti/core/hash.hpp>                          // hash_of
 #include <tutti/core/text.hpp>                          // formatted
 #include <tutti/optimize/clip.hpp>                      // global_norm
 #include <tutti/optimize/optimizer.hpp>                 // optimizer
 #include <tutti/optimize/publication.hpp>               // publication
-#include <tutti/schedule/bucket.hpp>                    // plan_buckets
+#include <tutti/schedule/bucket.hpp>                    // bucket_plan
 #include <tutti/schedule/lane.hpp>                      // lane
-#include <tutti/schedule/span.hpp>                      // moment_of
 #include <tutti/strategy/detail/changed_gradients.hpp>  // changed
 #include <tutti/strategy/detail/gradient_storage.hpp>   // gradient_storage
-#include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order
-#include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on
+#include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order, ready_buckets
+#include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on, entries_of
 #include <tutti/strategy/detail/rounding.hpp>           // round_values
+#include <tutti/strategy/detail/step_trace.hpp>         // step_trace
 #include <tutti/strategy/gradient_exchange.hpp>         // gradient_exchange
 #include <tutti/strategy/strategy.hpp>                  // parameter
 
@@ -85,46 +84,23 @@ public:
         , exchange_((exchange.validate(), std::move(exchange)))
         , bucket_bytes_(options.bucket_bytes)
         , rounding_seed_(options.stochastic_rounding_seed)
-        , trace_(options.trace)
         , lanes_{options.timeout, options.trace, options.trace_rank, "main"}
+        , steps_(options.trace, options.trace_rank < 0 ? comm.rank() : options.trace_rank)
         , gradients_(queue_)
         , owned_storage_(queue_, 0)
         , norm_scratch_(queue_, 0)
         , comm_(std::move(comm))
-        , lane_(comm_.duplicate("gradients"), lanes_) {
-        if (trace_ != nullptr) {
-            const int rank = options.trace_rank < 0 ? comm_.rank() : options.trace_rank;
-            step_track_ = trace_->track_of(rank, "steps");
-        }
-    }
+        , lane_(comm_.duplicate("gradients"), lanes_) {}
     data_parallel(data_parallel&&) = default;
     data_parallel& operator=(data_parallel&&) = delete;  // communication in flight belongs to one object all its life
 
     void attach(parameters<T, M>& list) {
         order_.expect_not_attached();
-        try {
-            detail::expect_valid(list);
-            if (bucket_bytes_ < sizeof(T)) {
-                throw usage_error(formatted("attach: bucket_bytes is {}", bucket_bytes_));
-            }
-            if (rounding_seed_ && !half_element<T>) {
-                throw usage_error(formatted("attach: stochastic rounding is for values of 16 bits, these are {}",
-                                            name_of(dtype_of<T>)));
-            }
-        } catch (const usage_error& e) {
-            comm_.abort(e.what());  // the other ranks are about to wait for this one
-            throw;
-        }
+        detail::check_alone(comm_, [&] { detail::expect_valid(list, bucket_bytes_, rounding_seed_); });
         detail::agree_on(comm_, list, describe());
         parameters_ = list;
-        std::vector<std::size_t> sizes;
-        std::vector<std::string> names;
-        for (const auto& p : parameters_) {
-            sizes.push_back(p.value.size());
-            names.push_back(p.name);
-        }
-        plan_ = schedule::plan_buckets(sizes, sizeof(T), bucket_bytes_);
-        order_.attach(std::move(names));
+        plan_ = detail::plan_of(list, bucket_bytes_);
+        order_.attach(list);
         gradients_.place(queue_, parameters_, plan_);
         place_values();
         norm_scratch_ = buffer<double, Q>(queue_, optimize::norm_blocks(plan_.elements) + 1);
@@ -132,23 +108,26 @@ public:
         if (owned_storage_.size() != 0) { published_ = detail::values_of(parameters_, segments_); }
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_.elements));
         exchanged_.emplace(exchange_.template make_state<C, T>(comm_, parameters_, plan_, lanes_));
-        list_state();
+        state_ = detail::entries_of<T, M, Q>(
+            list, ownership::replicated,
+            [&](std::size_t i) {
+                return detail::tensor_part{0, list[i].value.size(), plan_.offsets[i]};
+            },
+            owned_, *moments_, exchanged_->entries());
         for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
             bucket_names_.push_back(formatted("all_reduce bucket {}", b));
         }
         in_flight_.resize(plan_.buckets.size());
-        missing_.resize(plan_.buckets.size());
     }
 
     void begin(micro_batch m) {
         order_.begin(m);
         if (m.index == 0) {
-            if (trace_ != nullptr) { step_begin_ = schedule::moment_of(queue_); }
+            steps_.begin(queue_);
             gradients_.zero(queue_);
             exchanged_->begin(m.learning_rate, m.loss_scale);
         }
-        for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan_.buckets[b].count; }
-        next_bucket_ = 0;
+        ready_.begin(plan_);
     }
 
     [[nodiscard]] view<const T, M> before_use(std::size_t i) const {
@@ -164,9 +143,9 @@ public:
 
     void gradient_ready(std::size_t i) {
         order_.ready(i);
-        if (!order_.last()) { return; }
-        --missing_[plan_.bucket_of[i]];
-        for (; next_bucket_ < missing_.size() && missing_[next_bucket_] == 0; ++next_bucket_) { launch(next_bucket_); }
+        if (order_.last()) {
+            ready_.ready(plan_.bucket_of[i], [this](std::size_t b) { launch(b); });
+        }
     }
 
     /// The bits of update(h) and publish(), without reading the masters a second time.
@@ -177,9 +156,7 @@ public:
     template <std::invocable<view<T, M>> Change> step_result step(hyper h, Change change) {
         const step_result result = advance(h, published_, std::move(change));
         if (result.skipped) { publish(); }  // an outer strategy may have changed owned() before
-        if (trace_ != nullptr) {
-            trace_->add(step_track_, "step", schedule::span_kind::step, step_begin_, schedule::moment_of(queue_));
-        }
+        steps_.end(queue_);
         return result;
     }
 
@@ -234,9 +211,7 @@ public:
     void finish() {
         order_.finish();
         flush();
-        const buffer<std::uint64_t, Q> hash(queue_, 1);
-        run(queue_, hash_operation<M>{as_bytes(view<const master, M>(owned_)), hash.view()});
-        comm_.agree(fetch(queue_, hash.view(), std::uint64_t{0}), "the hash of all parameters at finish");
+        comm_.agree(hash_of(queue_, owned_), "the hash of all parameters at finish");
     }
 
     [[nodiscard]] std::span<const state_entry<M>> state() const {
@@ -322,21 +297,6 @@ private:
         }
     }
 
-    void list_state() {
-        const auto add = [this](std::string_view what, view<master, M> all) {
-            for (std::size_t i = 0; i < parameters_.size(); ++i) {
-                const auto& p = parameters_[i];
-                auto shape = p.shape.empty() ? std::vector<std::size_t>{1} : p.shape;
-                state_.push_back(state_of(formatted("{}/{}", p.name, what), all.sub(plan_.offsets[i], p.value.size()),
-                                          ownership::replicated, std::move(shape)));
-            }
-        };
-        add("value", owned_);
-        for (const auto& m : moments_->moments()) { add(m.name, m.values.view()); }
-        state_.push_back(state_of("optimizer/steps", moments_->counter(), ownership::replicated));
-        for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
-    }
-
     void launch(std::size_t b) {
         auto work = [average = exchanged_->average(b, gradients_.flat()), apart = gradients_.apart(b)](C& c) {
             detail::gradient_storage<T, Q>::pack(c.queue(), *apart);
@@ -352,10 +312,8 @@ private:
     Exchange exchange_;
     std::size_t bucket_bytes_;
     std::optional<std::uint64_t> rounding_seed_;
-    schedule::timeline* trace_;
     schedule::lane_options lanes_;  // this one's lane, and those of the exchange
-    schedule::timeline::track step_track_ = 0;
-    schedule::moment<Q> step_begin_{};
+    detail::step_trace<Q> steps_;
     detail::micro_batch_order order_;
     parameters<T, M> parameters_;
     schedule::bucket_plan plan_;
@@ -364,8 +322,7 @@ private:
     std::vector<view<T, M>> published_;  // the trainer's values by segment; none where owned() is their memory
     std::vector<state_entry<M>> state_;
     std::uint64_t skipped_ = 0;
-    std::vector<std::size_t> missing_;  // by bucket: gradients that are not ready
-    std::size_t next_bucket_ = 0;
+    detail::ready_buckets ready_;
 
     detail::gradient_storage<T, Q> gradients_;
     buffer<master, Q> owned_storage_;

@@ -16,11 +16,9 @@
 #include <tutti/comm/communicator.hpp>               // capabilities
 #include <tutti/comm/node_groups.hpp>                // split_inside, split_across
 #include <tutti/comm/topology.hpp>                   // nodes
-#include <tutti/core/buffer.hpp>                     // a hash
 #include <tutti/core/detail/detour.hpp>              // between two queues
-#include <tutti/core/hash.hpp>                       // hash_operation
+#include <tutti/core/hash.hpp>                       // hash_of
 #include <tutti/core/reduce_op.hpp>                  // mean
-#include <tutti/core/run.hpp>                        // fetch
 #include <tutti/core/state.hpp>                      // hash_bytes
 #include <tutti/schedule/bucket.hpp>                 // bucket_plan
 #include <tutti/strategy/detail/parameter_list.hpp>  // what strategies share
@@ -84,10 +82,7 @@ struct node_shards {
         [[nodiscard]] auto gather(std::size_t b, std::uint64_t updates) const { return shards_.gather(b, updates); }
         void expect_replicas(C& comm, view<const master_t<T>, M> owned) const {
             if (across_->size() == 1) { return; }
-            const auto q = comm.queue();
-            const buffer<std::uint64_t, queue_of<C>> hash(q, 1);
-            run(q, hash_operation<M>{as_bytes(owned), hash.view()});
-            const auto parts = inside_->gather_control({fetch(q, hash.view(), std::uint64_t{0}), 0, 0, 0});
+            const auto parts = inside_->gather_control({hash_of(comm.queue(), owned), 0, 0, 0});
             std::vector<std::uint64_t> hashes;
             for (const comm::control_record& part : parts) { hashes.push_back(part[0]); }
             const std::uint64_t node = hash_bytes(as_bytes(view<const std::uint64_t>(hashes.data(), hashes.size())));

@@ -98,6 +98,44 @@ template <floating_element R, memory M> struct mix_operation {
     void operator()() const { tutti::detail::for_each_element(*this); }
 };
 
+/// value = mean + (value - sent)
+template <floating_element R, memory M> struct correct_delay_operation {
+    static constexpr std::string_view name = "correct_delay";
+    view<R, M> value;
+    view<const R, M> mean;
+    view<const R, M> sent;
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        return {static_cast<double>(4 * value.size_bytes()), 2.0 * static_cast<double>(value.size())};
+    }
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(value, mean, sent); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(value); }
+    [[nodiscard]] TUTTI_HOST_DEVICE R result(std::size_t, R x, R m, R s) const noexcept {
+        return (exact(m) + (exact(x) - exact(s))).value;
+    }
+    void operator()() const { tutti::detail::for_each_element(*this); }
+};
+
+/// d = anchor - value;  value = d/n + (mean - own/n);  own = d
+template <floating_element R, memory M> struct eager_operation {
+    static constexpr std::string_view name = "eager";
+    view<R, M> value;
+    view<R, M> own;
+    view<const R, M> anchor;
+    view<const R, M> mean;
+    R ranks;
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        return {static_cast<double>(6 * value.size_bytes()), 5.0 * static_cast<double>(value.size())};
+    }
+    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(value, own, anchor, mean); }
+    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(value, own); }
+    [[nodiscard]] TUTTI_HOST_DEVICE std::tuple<R, R> result(std::size_t, R x, R o, R a, R m) const noexcept {
+        const exact n(ranks);
+        const exact d = exact(a) - exact(x);
+        return {(d / n + (exact(m) - exact(o) / n)).value, d.value};
+    }
+    void operator()() const { tutti::detail::for_each_element(*this); }
+};
+
 /// One outer step: anchor -= step; `mean` comes in as the mean pseudo-gradient and leaves as the step. `momentum` is
 /// empty when there is none.
 template <floating_element R, memory M, bool moving> struct outer_step_operation {

@@ -17,24 +17,23 @@
 #include <tutti/comm/communicator.hpp>                  // communicator, can_reduce_scatter
 #include <tutti/core/buffer.hpp>                        // storage
 #include <tutti/core/elementwise.hpp>                   // copy
-#include <tutti/core/hash.hpp>                          // hash_operation
+#include <tutti/core/hash.hpp>                          // hash_of
 #include <tutti/core/reduce_op.hpp>                     // mean, sum
-#include <tutti/core/stochastic_rounding.hpp>           // half_element
 #include <tutti/core/text.hpp>                          // formatted
 #include <tutti/optimize/clip.hpp>                      // clip_factor
 #include <tutti/optimize/optimizer.hpp>                 // optimizer
-#include <tutti/schedule/bucket.hpp>                    // plan_buckets
+#include <tutti/schedule/bucket.hpp>                    // bucket_plan
 #include <tutti/schedule/lane.hpp>                      // lane_options
-#include <tutti/schedule/span.hpp>                      // moment_of
 #include <tutti/strategy/detail/changed_gradients.hpp>  // changed
 #include <tutti/strategy/detail/live_values.hpp>        // stage 3
-#include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order
-#include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on
+#include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order, ready_buckets
+#include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on, entries_of
 #include <tutti/strategy/detail/published_values.hpp>   // stages 1 and 2
 #include <tutti/strategy/detail/rounding.hpp>           // rounding_noise
 #include <tutti/strategy/detail/shard_plan.hpp>         // shard_plan
 #include <tutti/strategy/detail/sharded_gradients.hpp>  // gradients of each stage
 #include <tutti/strategy/detail/sharded_norm.hpp>       // sharded_norm
+#include <tutti/strategy/detail/step_trace.hpp>         // step_trace
 #include <tutti/strategy/shard_exchange.hpp>            // plain_shards
 #include <tutti/strategy/strategy.hpp>                  // parameter
 
@@ -130,57 +129,38 @@ public:
         , optimizer_((optimizer.validate(), std::move(optimizer)))
         , exchange_((exchange.validate(), std::move(exchange)))
         , options_(options)
+        , rank_(options.trace_rank < 0 ? comm.rank() : options.trace_rank)
+        , steps_(options.trace_steps ? options.trace : nullptr, rank_)
         , owned_(queue_, 0)
-        , comm_(std::move(comm)) {
-        if (options_.trace != nullptr) {
-            const int rank = options_.trace_rank < 0 ? comm_.rank() : options_.trace_rank;
-            step_track_ = options_.trace->track_of(rank, "steps");
-        }
-    }
+        , comm_(std::move(comm)) {}
     zero(zero&&) = default;
     zero& operator=(zero&&) = delete;  // communication in flight belongs to one object all its life
 
     void attach(parameters<T, M>& list) {
         order_.expect_not_attached();
-        try {
-            detail::expect_valid(list);
-            if (options_.bucket_bytes < sizeof(T)) {
-                throw usage_error(formatted("attach: bucket_bytes is {}", options_.bucket_bytes));
-            }
-            if (options_.stochastic_rounding_seed && !half_element<T>) {
-                throw usage_error(formatted("attach: stochastic rounding is for values of 16 bits, these are {}",
-                                            name_of(dtype_of<T>)));
-            }
+        detail::check_alone(comm_, [&] {
+            detail::expect_valid(list, options_.bucket_bytes, options_.stochastic_rounding_seed);
             if (options_.stochastic_rounding_seed && exchange_state::gathers_masters) {
                 throw usage_error("attach: values that are compressed are rounded by their compressor; leave out "
                                   "stochastic_rounding_seed");
             }
-        } catch (const usage_error& e) {
-            comm_.abort(e.what());  // the other ranks are about to wait for this one
-            throw;
-        }
+        });
         detail::agree_on(comm_, list, describe());
-        std::vector<std::size_t> sizes;
-        std::vector<std::string> names;
-        for (const auto& p : list) {
-            sizes.push_back(p.value.size());
-            names.push_back(p.name);
-        }
-        exchanged_ = std::make_shared<exchange_state>(exchange_.template make_state<C, T>(
-            comm_, list, schedule::plan_buckets(sizes, sizeof(T), options_.bucket_bytes)));
+        exchanged_ = std::make_shared<exchange_state>(
+            exchange_.template make_state<C, T>(comm_, list, detail::plan_of(list, options_.bucket_bytes)));
         plan_ = exchanged_->plan();
-        order_.attach(std::move(names));
+        order_.attach(list);
         for (const auto& p : list) { comm_.broadcast(p.value, 0); }
         take_masters(list);
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_->owned()));
-        list_state(list);
+        state_ = detail::entries_of<T, M, Q>(
+            list, ownership::sharded, [&](std::size_t i) { return part_of(list, i); }, owned_.view(), *moments_,
+            exchanged_->entries());
         norm_.emplace(queue_, *plan_);
-        const int trace_rank = options_.trace_rank < 0 ? comm_.rank() : options_.trace_rank;
-        const schedule::lane_options lanes{options_.timeout, options_.trace, trace_rank, "main"};
+        const schedule::lane_options lanes{options_.timeout, options_.trace, rank_, "main"};
         gradients_.emplace(comm_, list, exchanged_, lanes);
         values_.emplace(comm_, list, exchanged_, view<const master, M>(owned_), lanes);
         if constexpr (Stage != 3) { list_ = list; }
-        missing_.resize(plan_->size());
         // The trainer's values are those of the masters already, unless the exchange changes them.
         if constexpr (Stage == 3 || exchange_state::gathers_masters) { publish_values(); }
     }
@@ -191,14 +171,13 @@ public:
         order_.begin(m);
         exchanged_->begin(m);
         if (m.index == 0) {
-            if (options_.trace != nullptr) { step_begin_ = schedule::moment_of(queue_); }
+            steps_.begin(queue_);
         } else {
             values_->end_pass(queue_);
         }
         gradients_->begin(queue_, m.index == 0);
         values_->begin_pass(queue_, !order_.last());
-        for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan_->bucket(b).count; }
-        next_bucket_ = 0;
+        ready_.begin(plan_->buckets());
     }
 
     [[nodiscard]] view<const T, M> before_use(std::size_t i) {
@@ -222,10 +201,8 @@ public:
     void gradient_ready(std::size_t i) {
         order_.ready(i);
         if (Stage == 1 && !order_.last()) { return; }
-        --missing_[plan_->buckets().bucket_of[i]];
-        for (; next_bucket_ < missing_.size() && missing_[next_bucket_] == 0; ++next_bucket_) {
-            gradients_->launch(queue_, next_bucket_, order_.first(), order_.last());
-        }
+        ready_.ready(plan_->buckets().bucket_of[i],
+                     [this](std::size_t b) { gradients_->launch(queue_, b, order_.first(), order_.last()); });
     }
 
     step_result step(hyper h) {
@@ -235,10 +212,7 @@ public:
     template <std::invocable<view<T, M>> Change> step_result step(hyper h, Change change) {
         const step_result result = update(h, std::move(change));
         publish();
-        if (options_.trace != nullptr && options_.trace_steps) {
-            options_.trace->add(step_track_, "step", schedule::span_kind::step, step_begin_,
-                                schedule::moment_of(queue_));
-        }
+        steps_.end(queue_);
         return result;
     }
 
@@ -307,15 +281,12 @@ public:
         order_.finish();
         flush();
         if constexpr (Stage != 3) {
-            const buffer<std::uint64_t, Q> hashes(queue_, list_.size() + 1);
+            const buffer<std::uint64_t, Q> hashes(queue_, list_.size());
             for (std::size_t i = 0; i < list_.size(); ++i) {
                 const view<const T, M> value = list_[i].value;
                 run(queue_, hash_operation<M>{as_bytes(value), hashes.view().sub(i, 1)});
             }
-            const view<const std::uint64_t, M> all = hashes.view().sub(0, list_.size());
-            const view<std::uint64_t, M> hash = hashes.view().sub(list_.size(), 1);
-            run(queue_, hash_operation<M>{as_bytes(all), hash});
-            comm_.agree(fetch(queue_, hash, std::uint64_t{0}), "the hash of all parameters at finish");
+            comm_.agree(hash_of(queue_, hashes.view()), "the hash of all parameters at finish");
         }
         exchanged_->expect_replicas(comm_, owned_.view());
         comm_.agree(moments_->steps(), "the number of updates at finish");
@@ -376,10 +347,9 @@ private:
     void take_masters(const parameters<T, M>& list) {
         owned_ = buffer<master, Q>(queue_, plan_->owned());
         for (std::size_t i = 0; i < list.size(); ++i) {
-            const detail::owned_piece own = own_of(list, i);
+            const detail::tensor_part own = part_of(list, i);
             if (own.count == 0) { continue; }
-            const std::size_t offset = own.first - plan_->buckets().offsets[i];
-            copy(queue_, list[i].value.sub(offset, own.count), owned_.view().sub(own.place, own.count));
+            copy(queue_, list[i].value.sub(own.first, own.count), owned_.view().sub(own.place, own.count));
             if (!segments_.empty() && segments_.back().decay == list[i].decay) {
                 segments_.back().count += own.count;
             } else {
@@ -387,41 +357,25 @@ private:
             }
         }
     }
-    [[nodiscard]] detail::owned_piece own_of(const parameters<T, M>& list, std::size_t i) const {
+    [[nodiscard]] detail::tensor_part part_of(const parameters<T, M>& list, std::size_t i) const {
         const schedule::bucket_plan& plan = plan_->buckets();
-        return plan_->own_of(plan.bucket_of[i], plan.offsets[i], list[i].value.size());
-    }
-
-    void list_state(const parameters<T, M>& list) {
-        const auto add = [&](std::string_view what, view<master, M> all) {
-            for (std::size_t i = 0; i < list.size(); ++i) {
-                const detail::owned_piece own = own_of(list, i);
-                auto shape = list[i].shape.empty() ? std::vector<std::size_t>{1} : list[i].shape;
-                state_.push_back(state_of(formatted("{}/{}", list[i].name, what), all.sub(own.place, own.count),
-                                          ownership::sharded, std::move(shape),
-                                          own.first - plan_->buckets().offsets[i]));
-            }
-        };
-        add("value", owned_.view());
-        for (const auto& m : moments_->moments()) { add(m.name, m.values.view()); }
-        state_.push_back(state_of("optimizer/steps", moments_->counter(), ownership::replicated));
-        for (const state_entry<M>& e : exchanged_->entries()) { state_.push_back(e); }
+        const detail::owned_piece own = plan_->own_of(plan.bucket_of[i], plan.offsets[i], list[i].value.size());
+        return {own.first - plan.offsets[i], own.count, own.place};
     }
 
     Q queue_;
     Optimizer optimizer_;
     Exchange exchange_;
     zero_options options_;
-    schedule::timeline::track step_track_ = 0;
-    schedule::moment<Q> step_begin_{};
+    int rank_;  // in a trace
+    detail::step_trace<Q> steps_;
     detail::micro_batch_order order_;
     parameters<T, M> list_;  // what finish compares
     std::shared_ptr<const detail::shard_plan> plan_;
     std::vector<optimize::segment> segments_;
     std::vector<state_entry<M>> state_;
     std::uint64_t skipped_ = 0;
-    std::vector<std::size_t> missing_;  // by bucket: gradients that are not ready
-    std::size_t next_bucket_ = 0;
+    detail::ready_buckets ready_;
 
     buffer<master, Q> owned_;
     std::optional<optimize::optimizer_state<T, Q>> moments_;

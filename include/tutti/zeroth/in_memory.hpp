@@ -14,9 +14,8 @@
 #include <tutti/core/buffer.hpp>            // the perturbed copy
 #include <tutti/core/element.hpp>           // floating_element
 #include <tutti/core/error.hpp>             // usage_error
-#include <tutti/core/hash.hpp>              // hash_operation
+#include <tutti/core/hash.hpp>              // hash_of
 #include <tutti/core/queue.hpp>             // queue
-#include <tutti/core/run.hpp>               // run, fetch
 #include <tutti/core/text.hpp>              // formatted
 #include <tutti/core/view.hpp>              // view
 #include <tutti/optimize/optimizer.hpp>     // optimizer_state
@@ -126,9 +125,7 @@ public:
 
     [[nodiscard]] std::uint64_t hash() {
         flush();
-        const buffer<std::uint64_t, Q> out(queue_, 1);
-        run(queue_, hash_operation<M>{as_bytes(view<const T, M>(weights_)), out.view()});
-        return fetch(queue_, out.view(), 0);
+        return hash_of(queue_, weights_);
     }
 
 private:

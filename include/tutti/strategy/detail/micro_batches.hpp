@@ -1,8 +1,11 @@
-// micro_batch_order: the order of calls that every strategy demands of its trainer, and the texts when it is broken.
-// Needs strategy/strategy. Strategies ask it first, so that misuse is reported before anything moved.
+// micro_batch_order: the order of calls that every strategy demands of its trainer, and the texts when it is broken;
+// ready_buckets: which buckets a call of gradient_ready completes.
+// Needs strategy/strategy. Strategies ask first, so that misuse is reported before anything moved.
 #pragma once
 
 #include <cmath>        // isfinite
+#include <concepts>     // invocable
+#include <cstddef>      // size_t
 #include <cstdint>      // flags
 #include <string>       // names
 #include <string_view>  // operations
@@ -11,6 +14,7 @@
 
 #include <tutti/core/error.hpp>         // usage_error
 #include <tutti/core/text.hpp>          // formatted
+#include <tutti/schedule/bucket.hpp>    // bucket_plan
 #include <tutti/strategy/strategy.hpp>  // micro_batch
 
 namespace tutti::strategy::detail {
@@ -23,44 +27,63 @@ inline void expect_valid(const hyper& h) {
     }
 }
 
-/// attach, then per step: begin(0 of n) ... begin(n-1 of n), each followed by one gradient_ready per parameter, then
-/// step.
+/// Where a strategy is: attach, then steps, each between its first begin and step, then finish.
 ///
-/// Cost    a few comparisons a call; begin clears one byte a parameter.
-/// Errors  usage_error naming the parameters and the micro-batch.
-class micro_batch_order {
-    enum class phase : std::uint8_t { created, between_steps, in_micro_batch, finished };
+/// Errors  usage_error naming the operation.
+class lifecycle {
+    enum class phase : std::uint8_t { created, between_steps, in_step, finished };
     phase phase_ = phase::created;
-    micro_batch now_{-1, 0};
-    std::vector<std::string> names_;
-    std::vector<std::uint8_t> ready_;
-    std::size_t ready_count_ = 0;
 
 public:
-    micro_batch_order() = default;
+    lifecycle() = default;
     // A strategy that was moved from has nothing attached and says so.
-    micro_batch_order(micro_batch_order&& other) noexcept
-        : phase_(std::exchange(other.phase_, phase::created))
-        , now_(other.now_)
-        , names_(std::move(other.names_))
-        , ready_(std::move(other.ready_))
-        , ready_count_(other.ready_count_) {}
-    micro_batch_order& operator=(micro_batch_order&&) = delete;
+    lifecycle(lifecycle&& other) noexcept : phase_(std::exchange(other.phase_, phase::created)) {}
+    lifecycle& operator=(lifecycle&&) = delete;
+
+    void attach() noexcept { phase_ = phase::between_steps; }
+    void begin() noexcept { phase_ = phase::in_step; }
+    void step() noexcept { phase_ = phase::between_steps; }
+    void finish() noexcept { phase_ = phase::finished; }
+    [[nodiscard]] bool in_step() const noexcept { return phase_ == phase::in_step; }
+    [[nodiscard]] bool finished() const noexcept { return phase_ == phase::finished; }
 
     void expect_not_attached() const {
         if (phase_ != phase::created) { throw usage_error("attach: parameters are attached already"); }
-    }
-    void attach(std::vector<std::string> names) {
-        names_ = std::move(names);
-        ready_.assign(names_.size(), 0);
-        phase_ = phase::between_steps;
     }
     void expect_attached(std::string_view operation) const {
         if (phase_ == phase::created) { throw usage_error(formatted("{}: no parameters are attached", operation)); }
     }
     void expect_between_steps(std::string_view operation) const {
         expect_attached(operation);
-        if (phase_ == phase::in_micro_batch) { throw usage_error(formatted("{}: in the middle of a step", operation)); }
+        if (in_step()) { throw usage_error(formatted("{}: in the middle of a step", operation)); }
+    }
+    void expect_running(std::string_view operation) const {
+        expect_attached(operation);
+        if (finished()) { throw usage_error(formatted("{}: the strategy is finished", operation)); }
+    }
+};
+
+/// attach, then per step: begin(0 of n) ... begin(n-1 of n), each followed by one gradient_ready per parameter, then
+/// step.
+///
+/// Cost    a few comparisons a call; begin clears one byte a parameter.
+/// Errors  usage_error naming the parameters and the micro-batch.
+class micro_batch_order {
+    lifecycle life_;
+    micro_batch now_{-1, 0};
+    std::vector<std::string> names_;
+    std::vector<std::uint8_t> ready_;
+    std::size_t ready_count_ = 0;
+
+public:
+    void expect_not_attached() const { life_.expect_not_attached(); }
+    void expect_attached(std::string_view operation) const { life_.expect_attached(operation); }
+    void expect_between_steps(std::string_view operation) const { life_.expect_between_steps(operation); }
+
+    template <class T, memory M> void attach(const parameters<T, M>& list) {
+        for (const auto& p : list) { names_.push_back(p.name); }
+        ready_.assign(names_.size(), 0);
+        life_.attach();
     }
     void expect_index(std::string_view operation, std::size_t i) const {
         expect_attached(operation);
@@ -69,13 +92,13 @@ public:
         }
     }
     void begin(micro_batch m) {
-        expect_running("begin");
+        life_.expect_running("begin");
         if (m.count < 1 || m.index < 0 || m.index >= m.count) {
             throw usage_error(formatted("begin: micro-batch {} of {} does not exist", m.index, m.count));
         }
-        if (phase_ == phase::in_micro_batch) { expect_all_ready("begin"); }
-        const int next = phase_ == phase::between_steps ? 0 : now_.index + 1;
-        if (phase_ == phase::in_micro_batch && next == now_.count) {
+        if (life_.in_step()) { expect_all_ready("begin"); }
+        const int next = life_.in_step() ? now_.index + 1 : 0;
+        if (life_.in_step() && next == now_.count) {
             throw usage_error(formatted("begin: all {} micro-batches are done, expected a step", now_.count));
         }
         if (m.index != next || (next != 0 && m.count != now_.count)) {
@@ -90,13 +113,13 @@ public:
                                         m.count, m.loss_scale, now_.loss_scale));
         }
         now_ = m;
-        phase_ = phase::in_micro_batch;
+        life_.begin();
         ready_.assign(ready_.size(), 0);
         ready_count_ = 0;
     }
     void ready(std::size_t i) {
         expect_index("gradient_ready", i);
-        if (phase_ != phase::in_micro_batch) {
+        if (!life_.in_step()) {
             throw usage_error(formatted("gradient_ready: '{}' outside a micro-batch, expected begin", names_[i]));
         }
         if (ready_[i] != 0) {
@@ -111,7 +134,7 @@ public:
     /// A gradient of which the micro-batch still adds something.
     void expect_accumulating(std::size_t i) const {
         expect_index("gradient", i);
-        if (phase_ != phase::in_micro_batch) {
+        if (!life_.in_step()) {
             throw usage_error(formatted("gradient: '{}' outside a micro-batch, expected begin", names_[i]));
         }
         if (ready_[i] != 0) {
@@ -122,25 +145,21 @@ public:
     [[nodiscard]] bool first() const noexcept { return now_.index == 0; }
     [[nodiscard]] bool last() const noexcept { return now_.index + 1 == now_.count; }
     void step() {
-        expect_running("step");
-        if (phase_ != phase::in_micro_batch) { throw usage_error("step: no micro-batch has begun"); }
+        life_.expect_running("step");
+        if (!life_.in_step()) { throw usage_error("step: no micro-batch has begun"); }
         if (!last()) {
             throw usage_error(formatted("step: micro-batch {} of {} was the last one begun", now_.index, now_.count));
         }
         expect_all_ready("step");
-        phase_ = phase::between_steps;
+        life_.step();
     }
     void finish() {
-        expect_running("finish");
-        expect_between_steps("finish");
-        phase_ = phase::finished;
+        life_.expect_running("finish");
+        life_.expect_between_steps("finish");
+        life_.finish();
     }
 
 private:
-    void expect_running(std::string_view operation) const {
-        expect_attached(operation);
-        if (phase_ == phase::finished) { throw usage_error(formatted("{}: the strategy is finished", operation)); }
-    }
     void expect_all_ready(std::string_view operation) const {
         if (ready_count_ == ready_.size()) { return; }
         constexpr std::size_t shown = 8;
@@ -155,6 +174,26 @@ private:
             formatted("{}: gradients not ready in micro-batch {} of {}: {}; parameters that a model does not use "
                       "must be left out of the list, or reported with a zero gradient",
                       operation, now_.index, now_.count, list));
+    }
+};
+
+/// Buckets all of whose gradients are ready, in the order of the plan: the same on every rank, whatever the order in
+/// which gradients become so.
+class ready_buckets {
+    std::vector<std::size_t> missing_;  // by bucket: gradients that are not ready
+    std::size_t next_ = 0;
+
+public:
+    /// Of a micro-batch in which no gradient is ready.
+    void begin(const schedule::bucket_plan& plan) {
+        missing_.resize(plan.buckets.size());
+        for (std::size_t b = 0; b < missing_.size(); ++b) { missing_[b] = plan.buckets[b].count; }
+        next_ = 0;
+    }
+    /// One more gradient of a bucket is. Calls launch(b) for each bucket whose turn that makes it.
+    template <std::invocable<std::size_t> Launch> void ready(std::size_t bucket, Launch launch) {
+        --missing_[bucket];
+        for (; next_ < missing_.size() && missing_[next_] == 0; ++next_) { launch(next_); }
     }
 };
 

@@ -5,62 +5,24 @@
 #include <algorithm>  // max
 #include <cmath>      // isfinite, pow
 #include <concepts>   // invocable
-#include <cstdint>    // counters
 #include <limits>     // largest clip
 #include <string>     // names
-#include <tuple>      // inputs and outputs
-#include <utility>    // move
 #include <variant>    // gaps
 #include <vector>     // entries
 
-#include <tutti/core/buffer.hpp>                 // copies
-#include <tutti/core/elementwise.hpp>            // copy, fill
-#include <tutti/core/error.hpp>                  // error
-#include <tutti/core/run.hpp>                    // fetch
-#include <tutti/core/state.hpp>                  // state_entry
-#include <tutti/core/text.hpp>                   // formatted
-#include <tutti/optimize/clip.hpp>               // sums of squares
-#include <tutti/strategy/local_update_rule.hpp>  // local_update_rule
+#include <tutti/core/buffer.hpp>                     // copies
+#include <tutti/core/elementwise.hpp>                // copy, fill
+#include <tutti/core/error.hpp>                      // error
+#include <tutti/core/run.hpp>                        // fetch
+#include <tutti/core/state.hpp>                      // state_entry
+#include <tutti/core/text.hpp>                       // formatted
+#include <tutti/optimize/clip.hpp>                   // sums of squares
+#include <tutti/strategy/detail/round_progress.hpp>  // fragment
+#include <tutti/strategy/local_update_rule.hpp>      // local_update_rule
+#include <tutti/strategy/outer_optimizer.hpp>        // merges, outer steps
+#include <tutti/strategy/staleness.hpp>              // gaps
 
 namespace tutti::strategy::detail {
-
-/// value = mean + (value - sent)
-template <floating_element R, memory M> struct correct_delay_operation {
-    static constexpr std::string_view name = "correct_delay";
-    view<R, M> value;
-    view<const R, M> mean;
-    view<const R, M> sent;
-    [[nodiscard]] tutti::cost cost() const noexcept {
-        return {static_cast<double>(4 * value.size_bytes()), 2.0 * static_cast<double>(value.size())};
-    }
-    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(value, mean, sent); }
-    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(value); }
-    [[nodiscard]] TUTTI_HOST_DEVICE R result(std::size_t, R x, R m, R s) const noexcept {
-        return (exact(m) + (exact(x) - exact(s))).value;
-    }
-    void operator()() const { tutti::detail::for_each_element(*this); }
-};
-
-/// d = anchor - value;  value = d/n + (mean - own/n);  own = d
-template <floating_element R, memory M> struct eager_operation {
-    static constexpr std::string_view name = "eager";
-    view<R, M> value;
-    view<R, M> own;
-    view<const R, M> anchor;
-    view<const R, M> mean;
-    R ranks;
-    [[nodiscard]] tutti::cost cost() const noexcept {
-        return {static_cast<double>(6 * value.size_bytes()), 5.0 * static_cast<double>(value.size())};
-    }
-    [[nodiscard]] constexpr auto inputs() const noexcept { return std::tuple(value, own, anchor, mean); }
-    [[nodiscard]] constexpr auto outputs() const noexcept { return std::tuple(value, own); }
-    [[nodiscard]] TUTTI_HOST_DEVICE std::tuple<R, R> result(std::size_t, R x, R o, R a, R m) const noexcept {
-        const exact n(ranks);
-        const exact d = exact(a) - exact(x);
-        return {(d / n + (exact(m) - exact(o) / n)).value, d.value};
-    }
-    void operator()() const { tutti::detail::for_each_element(*this); }
-};
 
 /// What an outer level keeps.
 ///
@@ -75,30 +37,12 @@ template <floating_element R, queue Q> class outer_state {
     Q queue_;
     int ranks_;
     buffer<R, Q> payload_, anchor_, momentum_, previous_, own_, moved_, squares_;
-    buffer<double, Q> scratch_, saved_figures_;
-    buffer<std::uint64_t, Q> saved_counters_;
+    buffer<double, Q> scratch_;
     std::vector<state_entry<M>> entries_;
     double arrived_norm_ = 0;
 
 public:
-    /// A part of the elements, and where its rounds are.
-    struct fragment {
-        std::size_t offset = 0, size = 0;
-        // Saved.
-        std::uint64_t steps = 0;      ///< in this round
-        std::uint64_t rounds = 0;     ///< ended
-        std::uint64_t adopted = 0;    ///< means
-        bool arriving = false;        ///< a payload was sent whose mean is not adopted
-        double scale = 0, moved = 0;  ///< of scalar_gap: its c, and the norm of the last outer step
-    };
-    std::vector<fragment> fragments;
-
-    // Saved with the copies.
-    std::uint64_t made = 0;    ///< steps
-    std::uint64_t period = 0;  ///< steps of a round
-    bool chosen = false;       ///< by measurement
-    double learning_rate = 0;  ///< of the last step
-    double gap = 1;            ///< that the last mean was divided by; 1 if every element has one of its own
+    round_progress<Q> rounds;
 
     outer_state(Q q, const local_update_rule& rule, int ranks, view<R, M> x)
         : rule_(rule)
@@ -112,9 +56,7 @@ public:
         , moved_(q, rule.elementwise() ? x.size() : 0)
         , squares_(q, rule.elementwise() ? x.size() : 0)
         , scratch_(q, optimize::norm_blocks(x.size()) + 1)
-        , saved_figures_(q, 2 + 2 * rule.fragments)
-        , saved_counters_(q, 3 + 4 * rule.fragments) {
-        period = rule.period;
+        , rounds(q, rule) {
         start(x);
         for (const auto* b : {&payload_, &momentum_, &previous_, &own_, &moved_, &squares_}) {
             fill(q, b->view(), R{0});
@@ -129,8 +71,7 @@ public:
         add("own", own_);
         add("moved", moved_);
         add("squares", squares_);
-        entries_.push_back(state_of("local_update/counters", saved_counters_.view()));
-        entries_.push_back(state_of("local_update/figures", saved_figures_.view()));
+        for (const state_entry<M>& e : rounds.entries()) { entries_.push_back(e); }
     }
 
     [[nodiscard]] view<R, M> payload() const noexcept { return payload_.view(); }
@@ -211,58 +152,6 @@ public:
         step(f, mean, sum_over_shards);
     }
 
-    /// Writes counters and figures where entries() has them.
-    void save() {
-        std::vector<std::uint64_t> counters;
-        std::vector<double> figures;
-        for (const fragment& f : fragments) {
-            counters.insert(counters.end(), {f.steps, f.rounds, f.adopted, f.arriving ? 1u : 0u});
-            figures.insert(figures.end(), {f.scale, f.moved});
-        }
-        counters.insert(counters.end(), {made, period, chosen ? 1u : 0u});
-        figures.insert(figures.end(), {learning_rate, gap});
-        for (std::size_t i = 0; i < counters.size(); ++i) {
-            fill(queue_, saved_counters_.view().sub(i, 1), counters[i]);
-        }
-        for (std::size_t i = 0; i < figures.size(); ++i) { fill(queue_, saved_figures_.view().sub(i, 1), figures[i]); }
-    }
-    /// Reads them. Errors: usage_error when they cannot be this rule's; nothing is changed then.
-    void restored() {
-        std::size_t at = 0;
-        const auto counter = [&](std::uint64_t now) { return fetch(queue_, saved_counters_.view().sub(at++, 1), now); };
-        std::vector<fragment> saved = fragments;
-        for (fragment& f : saved) {
-            f.steps = counter(f.steps);
-            f.rounds = counter(f.rounds);
-            f.adopted = counter(f.adopted);
-            const std::uint64_t in_flight = counter(f.arriving ? 1 : 0);
-            if (in_flight > (rule_.delay == 1 ? 1u : 0u)) {
-                throw usage_error(
-                    formatted("restored: {} means in flight with a delay of {}: the state is of another rule, or "
-                              "of none",
-                              in_flight, rule_.delay));
-            }
-            f.arriving = in_flight != 0;
-        }
-        const std::uint64_t saved_made = counter(made);
-        const std::uint64_t saved_period = counter(period);
-        if (rule_.automatic && saved_period == 0) {
-            throw usage_error("restored: a period of 0 steps: the state is of another rule, or of none");
-        }
-        made = saved_made;
-        period = rule_.automatic ? saved_period : rule_.period;
-        chosen = counter(chosen ? 1 : 0) != 0;
-        at = 0;
-        const auto figure = [&](double now) { return fetch(queue_, saved_figures_.view().sub(at++, 1), now); };
-        for (fragment& f : saved) {
-            f.scale = figure(f.scale);
-            f.moved = figure(f.moved);
-        }
-        learning_rate = figure(learning_rate);
-        gap = figure(gap);
-        fragments = std::move(saved);
-    }
-
 private:
     [[nodiscard]] static view<R, M> of(const fragment& f, view<R, M> all) { return all.sub(f.offset, f.size); }
 
@@ -305,6 +194,7 @@ private:
 
     /// The outer step for the pseudo-gradient d, which becomes the step.
     template <class Sum> void step(fragment& f, view<R, M> d, Sum sum_over_shards) {
+        double& gap = rounds.gap;
         gap = 1;
         if (const auto* const constant = std::get_if<constant_gap>(&rule_.gap)) { gap = constant->value; }
         if (rule_.scalar()) {
@@ -321,7 +211,7 @@ private:
                                                 1 - std::pow(decay, static_cast<double>(f.adopted))});
         }
         const outer_optimizer& o = rule_.outer;
-        const double unit = o.units == outer_units::gradients ? learning_rate : 1;
+        const double unit = o.units == outer_units::gradients ? rounds.learning_rate : 1;
         const double limit = std::min(o.clip, static_cast<double>(std::numeric_limits<R>::max()));
         const auto with = [&]<bool moving>() {
             run(queue_,

@@ -1,18 +1,26 @@
-// What every strategy does with a parameter list: checks it, agrees on it over ranks, finds contiguous storage.
+// What every strategy does with a parameter list: checks it, agrees on it over ranks, puts it in buckets, lists the state
+// of it, finds contiguous storage.
 // Needs strategy/strategy and a communicator with agree().
 #pragma once
 
+#include <concepts>       // invocable
 #include <cstdint>        // hashes
+#include <exception>      // errors of checks
+#include <optional>       // a seed
+#include <span>           // entries
 #include <string>         // names
 #include <unordered_set>  // duplicates
+#include <utility>        // move
 #include <vector>         // sizes
 
-#include <tutti/comm/communicator.hpp>   // communicator
-#include <tutti/core/error.hpp>          // usage_error
-#include <tutti/core/state.hpp>          // hash_bytes
-#include <tutti/core/text.hpp>           // formatted
-#include <tutti/optimize/optimizer.hpp>  // segment
-#include <tutti/strategy/strategy.hpp>   // parameters
+#include <tutti/comm/communicator.hpp>         // communicator
+#include <tutti/core/error.hpp>                // usage_error
+#include <tutti/core/state.hpp>                // hash_bytes, state_entry
+#include <tutti/core/stochastic_rounding.hpp>  // half_element
+#include <tutti/core/text.hpp>                 // formatted
+#include <tutti/optimize/optimizer.hpp>        // segment, optimizer_state
+#include <tutti/schedule/bucket.hpp>           // plan_buckets
+#include <tutti/strategy/strategy.hpp>         // parameters
 
 namespace tutti::strategy::detail {
 
@@ -62,6 +70,29 @@ template <class T, memory M> void expect_valid(const parameters<T, M>& list) {
     }
 }
 
+/// What strategies that send buckets ask besides. Errors: usage_error.
+template <class T, memory M>
+void expect_valid(const parameters<T, M>& list, std::size_t bucket_bytes,
+                  const std::optional<std::uint64_t>& rounding) {
+    expect_valid(list);
+    if (bucket_bytes < sizeof(T)) { throw usage_error(formatted("attach: bucket_bytes is {}", bucket_bytes)); }
+    if (rounding && !half_element<T>) {
+        throw usage_error(
+            formatted("attach: stochastic rounding is for values of 16 bits, these are {}", name_of(dtype_of<T>)));
+    }
+}
+
+/// Runs what this rank checks by itself, which the other ranks are about to wait for. Errors: those of `check`, which
+/// end the communicator's family.
+template <communicator C, std::invocable Check> void check_alone(C& comm, Check check) {
+    try {
+        check();
+    } catch (const std::exception& e) {
+        comm.abort(e.what());
+        throw;
+    }
+}
+
 /// Collective. Errors: mismatch_error naming the first parameter in which ranks differ, and the ranks.
 template <communicator C, class T, memory M>
 void agree_on(C& comm, const parameters<T, M>& list, const std::string& setup) {
@@ -71,6 +102,41 @@ void agree_on(C& comm, const parameters<T, M>& list, const std::string& setup) {
         comm.agree(hash_text(text), formatted("parameter {} (here {})", i, text));
     }
     comm.agree(hash_text(setup), formatted("setup (here {})", setup));
+}
+
+/// Buckets of whole tensors.
+template <class T, memory M>
+[[nodiscard]] schedule::bucket_plan plan_of(const parameters<T, M>& list, std::size_t bucket_bytes) {
+    std::vector<std::size_t> sizes;
+    for (const auto& p : list) { sizes.push_back(p.value.size()); }
+    return schedule::plan_buckets(sizes, sizeof(T), bucket_bytes);
+}
+
+/// What a rank has of a tensor: `count` elements from its element `first` on, in a flat view from element `place` on.
+struct tensor_part {
+    std::size_t first = 0, count = 0, place = 0;
+};
+/// What a resume needs: masters and moments, each flat, by tensor; the number of updates; what the exchange keeps.
+/// part(i) says what of tensor i is here.
+template <class T, memory M, queue Q, class Part>
+[[nodiscard]] std::vector<state_entry<M>> entries_of(const parameters<T, M>& list, ownership whose, Part part,
+                                                     view<master_t<T>, M> masters,
+                                                     const optimize::optimizer_state<T, Q>& moments,
+                                                     std::span<const state_entry<M>> exchange) {
+    std::vector<state_entry<M>> all;
+    const auto add = [&](std::string_view what, view<master_t<T>, M> flat) {
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            const tensor_part own = part(i);
+            auto shape = list[i].shape.empty() ? std::vector<std::size_t>{1} : list[i].shape;
+            all.push_back(state_of(formatted("{}/{}", list[i].name, what), flat.sub(own.place, own.count), whose,
+                                   std::move(shape), own.first));
+        }
+    };
+    add("value", masters);
+    for (const auto& m : moments.moments()) { add(m.name, m.values.view()); }
+    all.push_back(state_of("optimizer/steps", moments.counter(), ownership::replicated));
+    all.insert(all.end(), exchange.begin(), exchange.end());
+    return all;
 }
 
 /// The one view that the given views make up in their order, or an empty view when they do not lie one behind the
