@@ -165,6 +165,7 @@ template <floating_element P, memory M> struct merge_operation {
     }
 };
 
+/// Sets every number to `value`.
 template <queue Q, class T>
 void fill_tokens(Q q, token_view<T, typename Q::memory_type> out, std::type_identity_t<T> value) {
     run(q, fill_tokens_operation<T, typename Q::memory_type>{out, value});
@@ -176,6 +177,7 @@ void copy_tokens(Q q, token_view<From, typename Q::memory_type> in, token_view<T
     detail::expect_same_shape("copy_tokens", in, out);
     run(q, copy_tokens_operation<std::remove_const_t<From>, To, typename Q::memory_type>{in, out, false});
 }
+/// Adds `in` to `out`, otherwise as copy_tokens.
 template <queue Q, class From, class To>
 void add_tokens(Q q, token_view<From, typename Q::memory_type> in, token_view<To, typename Q::memory_type> out) {
     detail::expect_same_shape("add_tokens", in, out);
