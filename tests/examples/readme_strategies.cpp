@@ -44,7 +44,7 @@ struct quadratic {
     }
 };
 
-template <strategy::strategy Strategy> void train(Strategy& replicas, quadratic& model, int steps) {
+template <strategy::strategy Strategy, class Model> void train(Strategy& replicas, Model& model, int steps) {
     auto list = model.parameters();  // name, shape, decay, value and gradient of each tensor
     replicas.attach(list);           // ranks agree on the list, or it throws
     for (int step = 0; step < steps; ++step) {
