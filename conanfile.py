@@ -45,7 +45,7 @@ class TuttiRecipe(ConanFile):
         toolchain = CMakeToolchain(self)
         for part in ("BUILD_TESTS", "BUILD_BENCH", "BUILD_EXAMPLES"):
             toolchain.cache_variables["TUTTI_" + part] = "OFF"
-        for component in ("MPI", "BLAS", "CUDA", "NCCL", "CHECKPOINT"):
+        for component in ("MPI", "BLAS", "CUDA", "NCCL", "CUDNN", "CHECKPOINT"):
             toolchain.cache_variables["TUTTI_WITH_" + component] = "OFF"
         toolchain.generate()
 

@@ -1,18 +1,20 @@
 // How training jobs scale, on virtual ranks: a table, and on request a picture, a report and a trace.
 #include <sys/resource.h>  // memory of this process
 
-#include <chrono>    // time of this process
-#include <cstdio>    // files
-#include <fstream>   // files
-#include <iterator>  // size
-#include <string>    // names
-#include <vector>    // points
+#include <chrono>      // time of this process
+#include <cstdio>      // progress
+#include <filesystem>  // files that can be written
+#include <fstream>     // files
+#include <iterator>    // size
+#include <string>      // names
+#include <vector>      // points
 
 #include <CLI/CLI.hpp>        // command line
 #include <fmt/format.h>       // table
 #include <nlohmann/json.hpp>  // report
 
-#include <transformer/chart.hpp>  // pictures
+#include <transformer/bad_input.hpp>  // refusals
+#include <transformer/chart.hpp>      // pictures
 
 #include <tutti/schedule/timeline.hpp>  // traces
 
@@ -37,6 +39,9 @@ struct point {
     double teraflops = 0;   // a rank, with what is computed again; 0: not known
     simulate::outcome outcome{};
 };
+// Large recipes take a minute and more.
+void announce(const point& p) { fmt::print(stderr, "{} ranks: {} operations\n", p.ranks, p.outcome.operations); }
+
 struct curve {
     std::string name;
     std::vector<point> points{};
@@ -66,6 +71,7 @@ study frontier(const request& r, const char* model, parallel_job (*job)(int), co
         p.teraflops = plan::hardware_flops(j.model, j.how) / p.seconds / ranks / 1e12;
         auto& points = s.curves[0].points;
         p.efficiency = points.empty() ? 1 : points[0].seconds / p.seconds;
+        announce(p);
         points.push_back(std::move(p));
     }
     return s;
@@ -93,6 +99,7 @@ study co2(const request& r) {
             if (traced) { j.trace = &trace; }
             p.outcome = run(j, static_cast<int>(2 * k.period));
             if (traced) { trace.write(r.trace); }
+            announce(p);
             c.points.push_back(std::move(p));
         }
         s.curves.push_back(std::move(c));
@@ -115,6 +122,7 @@ study co2_over_zero(const request& r) {
         if (traced) { trace.write(r.trace); }
         p.seconds = p.outcome.seconds / steps;
         p.efficiency = points.empty() ? 1 : points[0].seconds / p.seconds;
+        announce(p);
         points.push_back(std::move(p));
     }
     return s;
@@ -184,6 +192,17 @@ study co2_over_zero(const request& r) {
             {"resident_gib", resident_gib()}};
 }
 
+/// Refuses what cannot become a file, before anything takes time.
+void expect_file_name(const std::string& path) {
+    namespace fs = std::filesystem;
+    if (path.empty()) { return; }
+    const fs::path folder = fs::absolute(path).parent_path();
+    if (!fs::is_directory(folder)) {
+        throw transformer::bad_input(
+            fmt::format("'{}' cannot be written: '{}' is not a folder", path, folder.string()));
+    }
+    if (fs::is_directory(path)) { throw transformer::bad_input(fmt::format("'{}' is a folder", path)); }
+}
 void write(const std::string& path, const std::string& text) {
     std::ofstream file(path, std::ios::binary);
     if (!(file << text) || !file.flush()) { throw backend_error(fmt::format("cannot write '{}'", path)); }
@@ -202,6 +221,7 @@ void print(const study& s) {
 }
 
 void answer(const request& r) {
+    for (const std::string& file : {r.picture, r.report, r.trace}) { expect_file_name(file); }
     const auto start = std::chrono::steady_clock::now();
     const study s = r.recipe == "175b"     ? frontier(r, "175 billion parameters", frontier_175b, {2, 4, 8, 16})
                     : r.recipe == "1t"     ? frontier(r, "1 trillion parameters", frontier_1t, {1, 2, 4, 6})
@@ -209,12 +229,17 @@ void answer(const request& r) {
                                            : co2_over_zero(r);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (s.curves[0].points.empty()) {
-        throw usage_error(fmt::format("--largest {}: the recipe's fewest ranks are more", r.largest));
+        throw transformer::bad_input(fmt::format("--largest {}: the recipe's fewest ranks are more", r.largest));
     }
     print(s);
     fmt::print("simulated in {:.1f} s and {:.2f} GiB\n", seconds, resident_gib());
     if (!r.picture.empty()) { write(r.picture, picture_of(s)); }
     if (!r.report.empty()) { write(r.report, report_of(s, r, seconds).dump(2) + "\n"); }
+}
+
+int complain(const std::exception& e, int code) {
+    fmt::print(stderr, "simulate_cluster: {}\n", e.what());
+    return code;
 }
 
 }  // namespace
@@ -230,12 +255,13 @@ int main(int argc, char** argv) {
     app.add_option("--trace", r.trace, "Chrome trace of some ranks, for Perfetto");
     app.add_option("--largest", r.largest, "leaves out points of more ranks")->check(CLI::PositiveNumber);
     app.add_option("--sequences", r.sequences, "of a replica in a step, for 175b and 1t")->check(CLI::PositiveNumber);
-    CLI11_PARSE(app, argc, argv);
     try {
+        app.parse(argc, argv);
         answer(r);
-    } catch (const std::exception& e) {
-        fmt::print(stderr, "simulate_cluster: {}\n", e.what());
-        return 1;
+    } catch (const CLI::CallForHelp&) { fmt::print("{}", app.help()); } catch (const CLI::ParseError& e) {
+        return complain(e, 2);
+    } catch (const transformer::bad_input& e) { return complain(e, 2); } catch (const std::exception& e) {
+        return complain(e, 1);
     }
     return 0;
 }

@@ -1,8 +1,12 @@
-// --model and what contradicts it; the sizes that follow from --model and --tokens.
-#include <cmath>    // lround
-#include <cstddef>  // counts
-#include <string>   // command lines
-#include <vector>   // published counts
+// --model and what contradicts it; the sizes that follow from --model and --tokens; the command lines of the documents.
+#include <cmath>       // lround
+#include <cstddef>     // counts
+#include <filesystem>  // pipelines
+#include <fstream>     // documents
+#include <set>         // names
+#include <sstream>     // files
+#include <string>      // command lines
+#include <vector>      // published counts
 
 #include <CLI/CLI.hpp>
 #include <doctest/doctest.h>
@@ -193,6 +197,62 @@ TEST_CASE("a stated network is bandwidth and latency, and for ranks on the CPU")
     CHECK(refusal("1Gbit,50us", "cuda") == "--network: only ranks on the CPU pretend to have another network");
     CHECK(stated_link("8Mbit,2ms").bytes_per_second == 1e6);
     CHECK(stated_link("8Mbit,2ms").latency_seconds == 2e-3);
+}
+
+/// What a document tells the trainer, a line each: without comments, continued lines joined.
+std::vector<std::string> command_lines(const std::string& document) {
+    std::ifstream in(std::string(TUTTI_SOURCE_DIR "/") + document);
+    std::vector<std::string> lines;
+    std::string part, whole;
+    while (std::getline(in, part)) {
+        whole += part.substr(0, part.find(" #"));
+        if (whole.ends_with("\\")) {
+            whole.back() = ' ';
+            continue;
+        }
+        const std::string program = whole.starts_with("./dev train") ? "./dev train" : "/transformer/transformer ";
+        const bool runs = whole.starts_with("./dev") || whole.starts_with("mpirun") || whole.starts_with("srun");
+        if (const auto at = whole.find(program); runs && at != std::string::npos) {
+            lines.push_back(whole.substr(at + program.size()));
+        }
+        whole.clear();
+    }
+    return lines;
+}
+/// As the pipelines' files give them.
+std::set<std::string> names_of_pipelines() {
+    std::set<std::string> names;
+    for (const auto& file : std::filesystem::directory_iterator(TUTTI_SOURCE_DIR "/examples/transformer/pipelines")) {
+        std::stringstream text;
+        text << std::ifstream(file.path()).rdbuf();
+        const std::string before = " name = \"", all = text.str();
+        for (auto at = all.find(before); at != std::string::npos; at = all.find(before, at + 1)) {
+            const auto from = at + before.size();
+            names.insert(all.substr(from, all.find('"', from) - from));
+        }
+    }
+    return names;
+}
+
+TEST_CASE("the documents' command lines are accepted") {
+    const std::set<std::string> pipelines = names_of_pipelines();
+    const std::pair<const char*, std::size_t> documents[] = {{"README.md", 6}, {"examples/transformer/README.md", 30}};
+    for (const auto& [document, least] : documents) {
+        const auto lines = command_lines(document);
+        CHECK_MESSAGE(lines.size() >= least, document);
+        for (const std::string& line : lines) {
+            CAPTURE(line);
+            std::string refusal;
+            try {
+                for (options& o : runs_of(parsed(line))) {
+                    CHECK_MESSAGE(pipelines.contains(o.pipeline), o.pipeline);
+                    const bool single = o.pipeline == "local" || o.pipeline == "zo2";
+                    complete(o, single, o.backend == "threads" ? 0 : 8);
+                }
+            } catch (const std::exception& e) { refusal = e.what(); }
+            CHECK(refusal == "");
+        }
+    }
 }
 
 }  // namespace

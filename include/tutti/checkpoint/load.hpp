@@ -48,8 +48,8 @@ struct loaded {
 
 namespace detail {
 
-/// Errors  damaged_error when the shard is not the one that the manifest speaks of.
 /// Cost    one pass over the file.
+/// Errors  damaged_error when the shard is not the one that the manifest speaks of.
 inline void verify_shard(const folder& place, const manifest& m, std::size_t rank) {
     constexpr std::size_t block_bytes = std::size_t{1} << 20;
     const shard& s = m.shards[rank];

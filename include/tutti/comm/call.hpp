@@ -82,6 +82,7 @@ struct call {
 /// A message to or from `peer`, typed by its memory; made by send_to and receive_from.
 template <memory M> struct transfer { message bytes; };
 
+/// One message of an exchange, of which the peer has the other end. `data` stays until the exchange is complete.
 template <transportable T, memory M> [[nodiscard]] transfer<M> send_to(int peer, view<T, M> data) noexcept {
     // The seam carries one pointer type; `sends` keeps the promise not to write through it.
     return {{true, peer, const_cast<std::remove_const_t<T>*>(data.data()), data.size_bytes()}};

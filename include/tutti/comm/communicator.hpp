@@ -52,6 +52,7 @@ concept communicator = std::movable<C> && queue<typename C::queue_type> &&
     noexcept;
 };
 
+/// What the calls of a communicator run on, and the memory that they read and write.
 template <communicator C> using queue_of = typename C::queue_type;
 template <communicator C> using memory_of = typename queue_of<C>::memory_type;
 
@@ -61,6 +62,7 @@ template <class C, class T> using in_view = view<const T, memory_of<C>>;
 template <class C, class T> using out_view = view<T, memory_of<C>>;
 using count_table = std::span<const std::size_t>;
 
+/// One capability each, of a communicator for elements and an operator: an algorithm requires exactly what it uses.
 template <class C, class T, class Op>
 concept can_all_reduce = communicator<C> && reducible<T, Op> &&
     requires(C& c, in_view<C, T> in, out_view<C, T> out, Op op) {

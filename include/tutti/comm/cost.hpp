@@ -182,6 +182,7 @@ struct two_levels {
     }
     return {};
 }
+/// The same on all ranks of a topology.
 [[nodiscard]] inline call_time time_of(collective kind, double bytes, const topology& t) noexcept {
     return time_of(kind, bytes,
                    two_levels{t.ranks(), t.nodes(), t.largest_node(), t.smallest_node(), t.ranks_per_nic(), t.inside(),

@@ -2,7 +2,7 @@
 // Needs MPI 3 (tutti::mpi). `mpi::launch(argc, argv, f)` is a main(); an existing MPI_Comm is accepted as it is.
 #pragma once
 
-#include <mpi.h>
+#include <mpi.h>  // MPI
 
 #include <atomic>       // a bounded end
 #include <chrono>       // who speaks first

@@ -13,8 +13,8 @@
 #include <utility>      // move
 #include <vector>       // control records
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
+#include <nccl.h>              // NCCL
 
 #include <tutti/comm/detail/nccl_channel.hpp>      // one communicator
 #include <tutti/comm/detail/nccl_collectives.hpp>  // data movement

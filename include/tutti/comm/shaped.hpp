@@ -88,13 +88,13 @@ private:
 
 /// A communicator over a slower network.
 ///
-/// Semantics  a call returns no sooner than its modelled time (time_of of comm/cost) after it started, while the real
+/// Semantics  a call returns no sooner than its modeled time (time_of of comm/cost) after it started, while the real
 ///            call runs meanwhile. Each rank has one link inside its node and one between nodes, which all its
 ///            duplicates and splits share: calls that overlap in time queue for a link in the order in which they
 ///            start; latencies pass side by side, and so do an exchange's messages inside and between nodes. Control
 ///            traffic (duplicate, split, agree, gather_control) is not delayed. A rank's time starts when the rank
 ///            itself calls: ranks that wait for a late one may leave before it does.
-/// Cost       the modelled time, asleep, and what the system needs to wake a thread (some 50 us); watches for aborts
+/// Cost       the modeled time, asleep, and what the system needs to wake a thread (some 50 us); watches for aborts
 ///            every 2 ms.
 /// Errors     timeout_error after `timeout` when the network needs longer; the family is then aborted, as by any
 ///            timeout.

@@ -58,6 +58,7 @@ struct draw_key {
 /// Wires begin at multiples of this, so that every part of one can be read in words of 16 bytes.
 inline constexpr std::size_t wire_alignment = 16;
 
+/// The bytes that `bytes` take in a wire.
 [[nodiscard]] constexpr std::size_t aligned_wire(std::size_t bytes) noexcept {
     return (bytes + wire_alignment - 1) / wire_alignment * wire_alignment;
 }

@@ -73,6 +73,7 @@ void squared_errors(Q q, const C& x, layout all, std::span<const int> levels, vi
     run(q, detail::bucket_losses<C, T, typename Q::memory_type>{x, all, levels, in, out});
 }
 
+/// Likewise for top_k: the squares of what each level would leave out.
 template <queue Q, floating_element T>
 void squared_errors(Q q, const top_k&, layout all, std::span<const int> levels,
                     view<const T, typename Q::memory_type> in,
@@ -105,6 +106,7 @@ void squared_errors(Q q, const top_k&, layout all, std::span<const int> levels,
 /// Steps of the power iteration by which squared_errors measures power_sgd: as many as the published code takes.
 inline constexpr int power_iterations = 5;
 
+/// Likewise for power_sgd, whose directions are found by that iteration.
 template <queue Q, floating_element T>
 void squared_errors(Q q, const power_sgd& x, layout all, std::span<const int> levels,
                     view<const T, typename Q::memory_type> in,

@@ -39,10 +39,10 @@ TUTTI_HOST_DEVICE constexpr bool is_finite(double x) noexcept { return x - x == 
 /// orthonormal. Row and column of W are zero for a column that depends on those before it; all is NaN when G is not
 /// finite.
 ///
-/// Shapes       cells: r * r. Entry: G(i, j), j <= i, in cell i * r + j; zeros in the others. Exit: W(i, j), j <= i, in
-///              cell j * r + i. diagonal: r cells of scratch.
 /// Semantics    called by `threads` threads together, of which this is `thread`; sync() is a barrier among them. The
 ///              elimination that makes the factor is applied to the identity at the same time.
+/// Shapes       cells: r * r. Entry: G(i, j), j <= i, in cell i * r + j; zeros in the others. Exit: W(i, j), j <= i, in
+///              cell j * r + i. diagonal: r cells of scratch.
 /// Determinism  every cell is computed by the same operations whatever the number of threads.
 #if defined(__CUDACC__)
 #pragma nv_exec_check_disable  // the barrier is the caller's: on the device, the device's

@@ -7,7 +7,7 @@
 #include <string_view>  // names of calls
 #include <utility>      // move
 
-#include <cublasLt.h>
+#include <cublasLt.h>  // cuBLASLt
 
 #include <tutti/core/buffer.hpp>      // workspace
 #include <tutti/core/cuda_queue.hpp>  // cuda_queue

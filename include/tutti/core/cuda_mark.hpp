@@ -10,7 +10,7 @@
 #include <utility>  // swap
 #include <vector>   // spare events
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
 
 #include <tutti/core/deadline.hpp>            // clock_type
 #include <tutti/core/detail/cuda_stream.hpp>  // check_cuda, on_device

@@ -14,7 +14,7 @@
 #include <thread>       // waits
 #include <utility>      // move
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
 
 #include <tutti/core/cuda_mark.hpp>           // cuda_mark
 #include <tutti/core/deadline.hpp>            // deadline

@@ -11,6 +11,7 @@
 
 namespace tutti {
 
+/// The clock of all deadlines and measurements.
 using clock_type = std::chrono::steady_clock;
 using deadline = clock_type::time_point;
 using duration = clock_type::duration;
@@ -35,6 +36,7 @@ using duration = clock_type::duration;
     return std::chrono::duration_cast<duration>(std::chrono::duration<double>(seconds));
 }
 
+/// A duration as a number, for reports and models.
 [[nodiscard]] inline double seconds(duration d) noexcept { return std::chrono::duration<double>(d).count(); }
 
 }  // namespace tutti

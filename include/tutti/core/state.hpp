@@ -71,6 +71,7 @@ inline constexpr std::uint64_t hash_prime = 1099511628211ull;
     for (; i < count; ++i) { h = detail::hash_byte(h, bytes[i]); }
     return h;
 }
+/// What hashes begin with; a hash in its place goes on from there.
 inline constexpr std::uint64_t hash_seed = 14695981039346656037ull;
 [[nodiscard]] inline std::uint64_t hash_bytes(view<const std::byte> bytes, std::uint64_t seed = hash_seed) noexcept {
     return hash_bytes(bytes.data(), bytes.size(), seed);

@@ -76,8 +76,8 @@ private:
         return {exact(beta1) * exact(m) + exact(rest1) * d, exact(beta2) * exact(v) + exact(rest2) * (d * d)};
     }
     [[nodiscard]] TUTTI_HOST_DEVICE real stepped(real x, exact<real> m, exact<real> root_of_second) const noexcept {
-        const auto towards = m / (root_of_second * exact(root_correction) + exact(epsilon));
-        return (exact(keep) * exact(x) - exact(step) * towards).value;
+        const auto toward = m / (root_of_second * exact(root_correction) + exact(epsilon));
+        return (exact(keep) * exact(x) - exact(step) * toward).value;
     }
 };
 

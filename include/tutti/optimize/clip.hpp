@@ -18,6 +18,7 @@ namespace tutti::optimize {
 /// Elements of a block: the unit in which squares are summed. Shards that begin at multiples of it keep the bits.
 inline constexpr std::size_t norm_block = 4096;
 
+/// Blocks that so many elements have, the last of which may be shorter.
 [[nodiscard]] constexpr std::size_t norm_blocks(std::size_t elements) noexcept {
     return elements / norm_block + (elements % norm_block != 0 ? 1 : 0);
 }

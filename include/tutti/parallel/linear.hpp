@@ -46,10 +46,11 @@ template <class T> void add_sums_of_columns(matrix<const T> y, view<T> sums) {
 
 /// y = x W^T + b, W cut by outputs: each rank has outputs/t of them and computes that part of y.
 ///
+/// Semantics    backward writes d_x, adds to d_weight and d_bias (empty where bias is). `x` is what forward got: in the
+///              sequence-parallel form all rows are gathered again, so only the share need be kept. Backward is one
+///              call: stages of a pipeline make it in backward_input, and have no part of it left for backward_weight.
 /// Shapes       weight outputs/t x inputs, bias outputs/t or empty, y rows x outputs/t. x and d_x are rows x inputs,
 ///              the same on all ranks; in the sequence-parallel form this rank's share of the rows.
-/// Semantics    backward writes d_x, adds to d_weight and d_bias (empty where bias is). `x` is what forward got: in the
-///              sequence-parallel form all rows are gathered again, so only the share need be kept.
 /// Aliasing     outputs overlap no inputs.
 /// Determinism  as far as Products' and the communicator's sums are.
 /// Cost         2 rows inputs outputs/t flops forward, twice that backward. Forward sends nothing (sequence-parallel:
@@ -121,11 +122,11 @@ private:
 
 /// y = x W^T + b, W cut by inputs: each rank has inputs/t columns of x and of W, and the products are added up.
 ///
+/// Semantics    the bias is added once, behind the sum. backward writes d_x, adds to d_weight and d_bias; d_bias is
+///              that of all rows, in both forms, and the same on all ranks.
 /// Shapes       weight outputs x inputs/t, bias outputs or empty and the same on all ranks, x rows x inputs/t. y and
 ///              d_y are rows x outputs, the same on all ranks; in the sequence-parallel form this rank's share of the
 ///              rows.
-/// Semantics    the bias is added once, behind the sum. backward writes d_x, adds to d_weight and d_bias; d_bias is
-///              that of all rows, in both forms, and the same on all ranks.
 /// Aliasing     outputs overlap no inputs.
 /// Determinism  as far as Products' and the communicator's sums are.
 /// Cost         2 rows inputs/t outputs flops forward, twice that backward. Forward sends one sum of rows x outputs

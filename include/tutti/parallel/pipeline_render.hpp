@@ -49,7 +49,7 @@ namespace detail {
 }
 
 /// An SVG document: a row for each rank, time from left to right. Forwards are blue, backwards and input gradients
-/// green, weight gradients grey; chunks beyond the first are lighter. Of a pair the forward is above the backward. Each
+/// green, weight gradients gray; chunks beyond the first are lighter. Of a pair the forward is above the backward. Each
 /// action has its micro-batch where it fits, and says what it is when pointed at.
 [[nodiscard]] inline std::string svg_of(const pipeline_schedule& s, const pass_times& times = {}) {
     constexpr double width = 1000;

@@ -64,9 +64,9 @@ struct vocabulary_share {
 
 /// y[i] = row words[i] of a table cut by words.
 ///
+/// Semantics    backward adds to d_weight, in ascending order of rows.
 /// Shapes       weight count x width; `list` has all rows on all ranks; y and d_y rows x width, or this rank's share of
 ///              the rows in the sequence-parallel form.
-/// Semantics    backward adds to d_weight, in ascending order of rows.
 /// Determinism  exact: of each element one rank has a number and all others zero.
 /// Cost         forward one sum of rows x width (sequence-parallel: to rows), backward nothing (a gather).
 /// Errors       usage_error for a word that is none or a size that is wrong, before anything moved.
@@ -236,12 +236,12 @@ template <floating_element T, memory M> struct logit_gradients_operation {
 
 /// Cross-entropy of targets over logits cut by words.
 ///
-/// Shapes       logits rows x count, all rows on all ranks; targets, loss, normalizer one a row.
 /// Semantics    loss[i] = normalizer[i] - logit of targets[i], normalizer the logarithm of the sum of all words'
 ///              exponentials; the same on all ranks. A row of target -1 has no loss and no gradient. backward writes
 ///              scale * (softmax - target), zero for padding; the loss of all tokens of all ranks is a mean when the
 ///              caller makes scale 1 / valid tokens of all. Where the host cannot read targets, that they are words is
 ///              the caller's to check.
+/// Shapes       logits rows x count, all rows on all ranks; targets, loss, normalizer one a row.
 /// Aliasing     d_logits may be logits.
 /// Determinism  as far as the communicator's sums are.
 /// Cost         forward two sums over ranks, of 3 numbers a row together, however many words there are; backward

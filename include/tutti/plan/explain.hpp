@@ -26,6 +26,7 @@ struct utilization {
     double model = 0;
     double hardware = 0;
 };
+/// Of a job in the time that it is planned to take.
 [[nodiscard]] inline utilization utilization_of(const model_shape& m, const machine& on, const planned& p) noexcept {
     const double peak = p.seconds() * on.flops * static_cast<double>(p.how.ranks());
     return {model_flops(m, p.how) / peak, hardware_flops(m, p.how) / peak};

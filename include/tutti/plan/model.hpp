@@ -46,7 +46,8 @@ enum class pipelining : std::uint8_t { gpipe, one_forward_one_backward, interlea
 /// How a model is trained. Ranks: tensor * pipeline * data; data ranks are `replicas` groups, inside which ZeRO shards.
 ///
 /// What groups do with each other is this library's: strategy::data_parallel (stage 0), zero<stage>, over node_shards
-/// (`replicas`, tau 0) or secondary_shards, and local_update over any of them (tau > 0), at once (local_sgd, slow_mo) or `delayed` (co2).
+/// (`replicas`, tau 0) or secondary_shards, and local_update over any of them (tau > 0), at once (local_sgd, slow_mo) or
+/// `delayed` (co2).
 struct job {
     int tensor = 1;
     int pipeline = 1;

@@ -16,7 +16,7 @@
 #include <utility>        // exchange, move
 #include <vector>         // extents
 
-#include <cudnn_frontend.h>
+#include <cudnn_frontend.h>  // cuDNN
 
 #include <tutti/core/buffer.hpp>               // workspace
 #include <tutti/core/cuda_queue.hpp>           // cuda_queue

@@ -129,6 +129,7 @@ concept partitioner = requires(const P& p, std::span<const std::int64_t> lengths
     return 2 * (length / chunks + (length % chunks != 0 ? 1 : 0));
 }
 
+/// Tokens of all pieces together.
 [[nodiscard]] inline std::int64_t tokens_of(std::span<const piece> pieces) noexcept {
     std::int64_t tokens = 0;
     for (const piece& p : pieces) { tokens += p.size(); }

@@ -176,6 +176,7 @@ struct merge_operation {
     }
 };
 
+/// Sets every number to `value`.
 template <queue Q, class T>
 void fill_tokens(Q q, token_view<T, typename Q::memory_type> out, std::type_identity_t<T> value) {
     run(q, fill_tokens_operation<T, typename Q::memory_type>{out, value});

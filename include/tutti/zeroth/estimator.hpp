@@ -1,5 +1,6 @@
-// estimator: the derivative along random directions from losses of perturbed weights (SPSA), and what a step does with it.
-// Needs zeroth/pending_update and zeroth/probe. Scalars alone: which probes a step makes, what their losses say, which updates follow.
+// estimator: the derivative along random directions from losses of perturbed weights (SPSA), and what a step does with
+// it. Needs zeroth/pending_update and zeroth/probe. Scalars alone: which probes a step makes, what their losses say, which
+// updates follow.
 // Source: MeZO, arXiv 2305.17333, definition 1 and section 2; Spall, Multivariate stochastic approximation using a
 // simultaneous perturbation gradient approximation, 1992. Rules beside plain descent are those that Zhang et al.
 // compare, arXiv 2402.11592. The record of a shard, and sums in the order of shards, are ours.

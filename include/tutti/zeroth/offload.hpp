@@ -37,8 +37,11 @@ template <class T, memory M> using module_weights = std::span<const view<const T
 
 /// A model that runs module by module on a queue.
 ///
-/// Semantics  `branch` counts the probes of a pass: the model keeps activations of each, all of one micro-batch. Calls
-///            only enqueue. `tail` leaves two numbers: the mean loss, and by what it is to be weighted beside other
+/// Semantics  a pass calls head, all blocks in order and tail, each once for every branch; `branch` counts the probes of
+///            the pass from 0, and the model keeps activations of each, all of one micro-batch. `replicated` makes 2
+///            probes for each direction of the rank, 1 where two ranks share the sides, one more than directions where
+///            the estimate is one-sided, and 3 in a pass of its own for the conservative rule. Calls only enqueue.
+///            `tail` leaves two numbers in `loss`: the mean loss, and by what it is to be weighted beside other
 ///            micro-batches and ranks (the tokens that counted). Losses are computed in float or wider.
 template <class F, class Q, class T>
 concept block_model = queue<Q> && requires(F& f, Q q, module_weights<T, typename Q::memory_type> w, std::size_t number,

@@ -2,7 +2,7 @@
 // Needs comm/detail/mpi_session. One path for every version of MPI: no call moves more than `largest_call` bytes.
 #pragma once
 
-#include <mpi.h>
+#include <mpi.h>  // MPI
 
 #include <algorithm>  // min, any_of
 #include <cstddef>    // size_t

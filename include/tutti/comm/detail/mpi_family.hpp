@@ -3,7 +3,7 @@
 // Needs MPI 3. Notes are small messages on the root's communicator, under their own tag; no thread runs for them.
 #pragma once
 
-#include <mpi.h>
+#include <mpi.h>  // MPI
 
 #include <atomic>       // threads inside
 #include <chrono>       // bounds of short waits

@@ -2,7 +2,7 @@
 // Needs comm/detail/mpi_family and mpi_wait. Nothing here blocks inside MPI, so every wait can end.
 #pragma once
 
-#include <mpi.h>
+#include <mpi.h>  // MPI
 
 #include <algorithm>  // clamp, find
 #include <atomic>     // helper thread's result

@@ -3,7 +3,7 @@
 // can say who is missing.
 #pragma once
 
-#include <mpi.h>
+#include <mpi.h>  // MPI
 
 #include <chrono>    // store looks
 #include <cstdlib>   // getenv

@@ -3,7 +3,7 @@
 // wrapping sums of narrow integers) is done by operators of our own.
 #pragma once
 
-#include <mpi.h>
+#include <mpi.h>  // MPI
 
 #include <algorithm>    // replace
 #include <array>        // operators

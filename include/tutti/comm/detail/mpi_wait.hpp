@@ -2,7 +2,7 @@
 // Needs MPI 3 and core/deadline.
 #pragma once
 
-#include <mpi.h>
+#include <mpi.h>  // MPI
 
 #include <algorithm>    // max, min
 #include <chrono>       // budgets of waiting

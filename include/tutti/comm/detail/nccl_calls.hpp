@@ -7,7 +7,7 @@
 #include <string_view>  // names of calls
 #include <utility>      // move
 
-#include <nccl.h>
+#include <nccl.h>  // NCCL
 
 #include <tutti/core/element.hpp>    // dtype
 #include <tutti/core/error.hpp>      // backend_error

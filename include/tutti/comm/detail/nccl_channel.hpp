@@ -13,8 +13,8 @@
 #include <utility>      // move
 #include <vector>       // members
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
+#include <nccl.h>              // NCCL
 
 #include <tutti/comm/call.hpp>        // collective, control_record
 #include <tutti/core/buffer.hpp>      // scratch

@@ -8,8 +8,8 @@
 #include <numeric>    // accumulate
 #include <vector>     // messages to oneself
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
+#include <nccl.h>              // NCCL
 
 #include <tutti/comm/call.hpp>               // call
 #include <tutti/comm/detail/call_check.hpp>  // offset_of

@@ -12,8 +12,8 @@
 #include <utility>    // move
 #include <vector>     // channels
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
+#include <nccl.h>              // NCCL
 
 #include <tutti/comm/detail/nccl_channel.hpp>  // channels
 #include <tutti/core/deadline.hpp>             // deadline

@@ -17,8 +17,8 @@
 #include <utility>             // move
 #include <vector>              // channels
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
+#include <nccl.h>              // NCCL
 
 #include <tutti/comm/detail/nccl_absence.hpp>  // who is missing
 #include <tutti/comm/detail/nccl_channel.hpp>  // channels

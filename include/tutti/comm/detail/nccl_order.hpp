@@ -7,7 +7,7 @@
 #include <mutex>     // one launch at a time
 #include <optional>  // the last launch, if any
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
 
 #include <tutti/core/cuda_queue.hpp>  // events
 

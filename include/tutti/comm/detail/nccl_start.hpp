@@ -19,9 +19,9 @@
 #include <utility>      // move
 #include <vector>       // members
 
-#include <cuda_runtime_api.h>
-#include <nccl.h>
-#include <unistd.h>  // getpid, gethostname
+#include <cuda_runtime_api.h>  // CUDA runtime
+#include <nccl.h>              // NCCL
+#include <unistd.h>            // getpid, gethostname
 
 #include <tutti/comm/communicator.hpp>        // can_gather_control
 #include <tutti/comm/detail/nccl_calls.hpp>   // checked calls

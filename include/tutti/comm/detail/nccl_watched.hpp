@@ -6,7 +6,7 @@
 #include <optional>  // markers
 #include <utility>   // move
 
-#include <nccl.h>
+#include <nccl.h>  // NCCL
 
 #include <tutti/comm/detail/nccl_calls.hpp>    // checked calls
 #include <tutti/comm/detail/nccl_channel.hpp>  // channels

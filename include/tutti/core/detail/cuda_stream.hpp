@@ -12,7 +12,7 @@
 #include <utility>      // move
 #include <vector>       // spare events, erase_if
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime_api.h>  // CUDA runtime
 
 #include <tutti/core/error.hpp>  // backend_error
 #include <tutti/core/text.hpp>   // formatted

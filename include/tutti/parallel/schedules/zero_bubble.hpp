@@ -60,9 +60,9 @@ namespace detail {
 ///
 /// Semantics  limit p (the default) is ZB-H1: no more memory than 1F1B. 2p - 1 is ZB-H2. `held` says how much of its
 ///            memory a micro-batch keeps between its two backward parts; all of it if not told.
+/// Determinism  a pure function of its arguments: all ranks find the same.
 /// Cost       bubble (p - 1)(F + Bi - W) at limit p for m >= 2p, none at 2p - 1 where all passes take the same. A
 ///            search over 10 rules, each linear in p m.
-/// Determinism  a pure function of its arguments: all ranks find the same.
 /// Errors     usage_error for numbers that are not positive, or a limit below p.
 [[nodiscard]] inline pipeline_schedule zero_bubble(int ranks, int micro_batches, pass_times times = {}, int limit = 0,
                                                    held_units held = {}) {
@@ -96,8 +96,8 @@ namespace detail {
 ///
 /// Semantics  chunks are half as long as stages of zero_bubble, and `times` are those of a chunk. At most 2p chunks are
 ///            in flight; `held` as for zero_bubble, by default what the weight gradient needs is a third.
-/// Cost       no bubble for m >= 2p where all passes take the same. Twice the messages. A search over 21 rules.
 /// Determinism  a pure function of its arguments: all ranks find the same.
+/// Cost       no bubble for m >= 2p where all passes take the same. Twice the messages. A search over 21 rules.
 /// Errors     usage_error for numbers that are not positive.
 [[nodiscard]] inline pipeline_schedule zero_bubble_v(int ranks, int micro_batches, pass_times times = {},
                                                      held_units held = {3, 1}) {
