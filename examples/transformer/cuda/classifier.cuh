@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(classifier_threads, 2)
     }
     const auto at = [&](int first) {
         if constexpr (Shared) {
-            return unpack(kept[first / group]);
+            return unpack<T>(kept[first / group]);
         } else {
             return load(row + first, logits.columns - first, whole);
         }
