@@ -417,12 +417,13 @@ private:
     return {{"min", s.min}, {"p50", s.p50}, {"max", s.max}, {"cv", s.cv}};
 }
 
-// Links between the GPUs, of a node and of neighboring nodes.
+// Links between the GPUs, of a node and of neighboring nodes, which are not known on rank 0.
 void measure_links(nccl& world, const settings& s, sequence::calibration& known) {
     const int width = world.size() / s.nodes;
     const std::vector<std::size_t> sizes{std::size_t{1} << 16, std::size_t{1} << 20, std::size_t{1} << 26};
-    if (width > 1) { known.inside = sequence::measured_link(world, 1, width, sizes); }
-    if (s.nodes > 1) { known.between = sequence::measured_link(world, width, world.size(), sizes); }
+    const auto has = told(world, {known.inside ? 1.0 : 0.0, known.between ? 1.0 : 0.0});
+    if (width > 1 && has[0] == 0) { known.inside = sequence::measured_link(world, 1, width, sizes); }
+    if (s.nodes > 1 && has[1] == 0) { known.between = sequence::measured_link(world, width, world.size(), sizes); }
 }
 
 [[nodiscard]] std::optional<sequence::calibration> read_calibration(const std::string& path) {
@@ -478,7 +479,7 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, nlohm
     sequence::calibration known{
         report["device"].get<std::string>() + ", " + kind, sequence::h100_forward.scaled(3.5), {}};
     std::vector<std::optional<times>> ideals(all.size());
-    bool kept = false, measured = false;
+    bool measured = false;
     if (first) {
         alone one(s, world.queue(), deterministic);
         for (std::size_t i = 0; i < all.size(); ++i) { ideals[i] = one.measure(all[i].lengths, s.repetitions); }
@@ -486,7 +487,6 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, nlohm
         for (std::int64_t n = 1024; n <= 32768; n *= 2) { lengths.push_back(n); }
         if (auto file = read_calibration(s.calibration)) {
             known = *std::move(file);
-            kept = true;
         } else if (one.measure({lengths[0]}, 1)) {
             measured = true;
             known = sequence::calibrated(known.name, lengths, 3, [&](std::int64_t n) {
@@ -497,12 +497,12 @@ void measure_kind(nccl& world, const settings& s, const std::string& kind, nlohm
     }
     world.synchronize();
     cuda_queue::trim(world.queue().device());  // another stream is to have what this one had
-    const auto rank_0 = told(world, {kept ? 1.0 : 0.0, measured ? 1.0 : 0.0});
-    if (rank_0[0] == 0) { measure_links(world, s, known); }
+    measure_links(world, s, known);
     tell(world, known);
 
     rank_bench b(world, s, deterministic);
-    if (rank_0[1] != 0 && machines.ranks_per_node > 1) { measure_rings(b, s, machines, known); }
+    const bool new_rings = told(world, {measured ? 1.0 : 0.0})[0] != 0;
+    if (new_rings && machines.ranks_per_node > 1) { measure_rings(b, s, machines, known); }
     const sequence::transfer_cost transfers = transfers_of(known, s);
     const sequence::partition::zeppelin zeppelin(sequence::partition::zeppelin_options::hiding(known.cost, transfers));
     if (first && !known.samples.empty()) {
@@ -629,9 +629,10 @@ int run(int argc, char** argv) {
     rank->needs(ranks)->needs(meeting);
     ranks->needs(rank);
     meeting->needs(rank);
-    app.add_option(
-        "--calibration", s.calibration,
-        "plan by what this file says of attention, links and rings; where there is none, measure and write it");
+    app.add_option("--calibration", s.calibration,
+                   "plan by what this file says of attention, links and rings, and by links measured now that it does "
+                   "not know; where "
+                   "there is none, measure and write it");
     app.add_flag("--equal-priorities", s.equal_priorities, "kernels of attention as urgent as messages");
     app.add_option("-J,--json", s.json, "write the report here, besides printing it");
     CLI11_PARSE(app, argc, argv);

@@ -2,11 +2,13 @@
 #include <doctest/doctest.h>  // checks
 
 #include <cstddef>      // size_t
+#include <cstdint>      // bytes
 #include <type_traits>  // engines
 #include <utility>      // move
 #include <vector>       // distances
 
 #include <sequence/problem.hpp>                 // direct solution
+#include <tutti/comm/counted.hpp>               // ledger
 #include <tutti/core/buffer.hpp>                // sums of final blocks
 #include <tutti/sequence/gather_attention.hpp>  // under test
 #include <tutti/sequence/host_attention.hpp>    // kernel
@@ -151,6 +153,34 @@ TEST_CASE("blocks that kernels round are summed in float") {
         }
         CHECK(between(got.log_sum_exp, reference.log_sum_exp).relative <= 1e-6);
     }
+}
+
+TEST_CASE("a sum of gradients is sent in float, one part of it as the kernel rounded it") {
+    using counted = comm::counted<comm::threads>;
+    using engine = ring_attention<counted, rounding>;
+    const attention_heads heads{4, 2, 16};
+    const std::uint64_t block = 2 * heads.kv * heads.width * sizeof(tutti::bfloat16);  // bytes a token
+    const placement where = placed({1, 4}, {96, 80}, {{0, 1, 2, 3}, {2, 0}});
+    const problem p(heads, where.lengths);
+    std::vector<std::uint64_t> planned(4);
+    for (const auto& call : engine::calls_of(where, heads)) {
+        for (const flow& f : call) { planned[at(f.source)] += f.bytes; }
+    }
+    comm::threads::launch(4, [&](comm::threads& world) {
+        counted c(world.duplicate("counted"));
+        const auto ledger = c.traffic_ledger();
+        engine e(std::move(c), heads);
+        e.plan(where);
+        rank_data<tutti::bfloat16> mine(p, where, world.rank());
+        mine.forward(e);
+        mine.backward(e);
+        // Of four: keys and values three times each way, gradients once in 16 bits, twice in 32. Of two: each once.
+        const std::uint64_t of_four = (3 + 3 + 1 + 2 * 2) * 24 * block;
+        const std::uint64_t of_two = world.rank() % 2 == 0 ? (1 + 1 + 1) * 40 * block : 0;
+        const std::uint64_t sent = ledger->total().bytes;
+        expect(sent == of_four + of_two, "{} bytes, not {}", sent, of_four + of_two);
+        expect(sent == planned[at(world.rank())], "{} bytes, not {}", sent, planned[at(world.rank())]);
+    });
 }
 
 TEST_CASE("float: as near as its own rounding") {

@@ -123,7 +123,7 @@ public:
             } else {
                 delta = delta_.whole(i);
             }
-            this->differentiate_whole({query_.whole(i), out_.whole(i), final_out, log_sum_exp_.whole(i), delta, {}},
+            this->differentiate_whole({query_.whole(i), out_.whole(i), final_out, log_sum_exp_.whole(i), delta, {}, {}},
                                       key_.whole(i), value_.whole(i),
                                       {d_query_.whole(i), d_key_.whole(i), d_value_.whole(i)});
         });
