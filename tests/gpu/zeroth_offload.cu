@@ -16,6 +16,7 @@
 #include <tutti/zeroth/gather_by_copies.hpp>  // devices of one process
 #include <tutti/zeroth/offload.hpp>           // under test
 #include <tutti/zeroth/perturbation.cuh>      // on the device
+#include <zeroth/flipped.hpp>                 // bits that flip
 #include <zeroth/renewed.hpp>                 // masters that the device updates
 #include <zeroth/trial.hpp>                   // runs of the toy
 
@@ -40,6 +41,7 @@ namespace {
 __global__ void spin(long long cycles) {
     for (const long long start = clock64(); clock64() - start < cycles;) {}
 }
+__global__ void flip_last_bit(float* weight) { *reinterpret_cast<unsigned*>(weight) ^= 1u; }
 // Makes the compute stream late now and then.
 struct spinning {
     cuda_queue q;
@@ -110,6 +112,19 @@ TEST_CASE("eight bits of masters: encoded, decoded and updated on the device wit
         CHECK(losses == expected.losses);
         CHECK(holds_masters(store, expected.masters));
     }
+}
+
+TEST_CASE("a bit that flips in a block that stays on one rank's device is found by the next comparison") {
+    require_device();
+    const auto flip = [](const cuda_queue& q, view<const float, device_memory> w) {
+        tutti::detail::start(q, "flip", flip_last_bit, 1, 1, const_cast<float*>(w.data()));
+    };
+    std::uint64_t found = 0;
+    const std::string text = flipped<cuda_queue>(4, found, flip);
+    CAPTURE(text);
+    CHECK(text.find("agree: weights after step 5 differs") != std::string::npos);
+    CHECK(found == 6);
+    CHECK(flipped<cuda_queue>(0, found, flip) == "nothing");
 }
 
 TEST_CASE("every host buffer is page-locked") {
