@@ -85,7 +85,8 @@ void read_whole(Comm& world, tuned_weights<T>& weights, std::size_t i, bool slic
 /// Semantics    as train(), at one learning rate, without decay or clipping. A step's loss is the mean of both sides'.
 ///              A step whose loss is not finite is left out on all ranks; the curve repeats what was before.
 /// Determinism  losses, slopes and weights have the same bits on any ranks, by any --zo-parallel, and wherever weights
-///              are, if shards and micro-batches are the same.
+///              are, if shards and micro-batches are the same; with --upload-bits also the passes that a rank makes, since
+///              what travels is made anew between them.
 /// Cost         two forward passes a direction. mezo: memory of the weights twice; the others: of the tables twice and of
 ///              --slots blocks, whatever the number of layers. Activations of one layer.
 /// Errors       runtime_error when the first loss is not finite; mismatch_error when ranks come to differ.

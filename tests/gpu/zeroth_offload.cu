@@ -3,19 +3,26 @@
 #include <algorithm>  // min
 #include <cstddef>    // size_t
 #include <cstdint>    // bytes
+#include <cstdio>     // remove
+#include <cstdlib>    // mkdtemp
 #include <memory>     // boards
 #include <stdexcept>  // what a rank finds wrong
+#include <string>     // paths
 #include <vector>     // losses
 
 #include <cuda_runtime_api.h>  // attributes
+#include <unistd.h>            // rmdir
 
 #include <doctest/doctest.h>  // checks
 
 #include <tutti/comm/nccl.hpp>                // ranks
 #include <tutti/compress/buckets.cuh>         // eight bits on the device
+#include <tutti/zeroth/disk_store.hpp>        // a store
 #include <tutti/zeroth/gather_by_copies.hpp>  // devices of one process
+#include <tutti/zeroth/master_store.hpp>      // a store
 #include <tutti/zeroth/offload.hpp>           // under test
 #include <tutti/zeroth/perturbation.cuh>      // on the device
+#include <zeroth/flipped.hpp>                 // bits that flip
 #include <zeroth/renewed.hpp>                 // masters that the device updates
 #include <zeroth/trial.hpp>                   // runs of the toy
 
@@ -40,6 +47,7 @@ namespace {
 __global__ void spin(long long cycles) {
     for (const long long start = clock64(); clock64() - start < cycles;) {}
 }
+__global__ void flip_last_bit(float* weight) { *reinterpret_cast<unsigned*>(weight) ^= 1u; }
 // Makes the compute stream late now and then.
 struct spinning {
     cuda_queue q;
@@ -112,15 +120,54 @@ TEST_CASE("eight bits of masters: encoded, decoded and updated on the device wit
     }
 }
 
-TEST_CASE("every host buffer is page-locked") {
+TEST_CASE("a bit that flips in a block that stays on one rank's device is found by the next comparison") {
     require_device();
-    pinned<float16> store(zeroth::model_layout(chain_shape{5}.shape(), sizeof(float16)));
-    for (std::size_t m = 0; m < store.layout().modules(); ++m) {
+    const auto flip = [](const cuda_queue& q, view<const float, device_memory> w) {
+        tutti::detail::start(q, "flip", flip_last_bit, 1, 1, const_cast<float*>(w.data()));
+    };
+    std::uint64_t found = 0;
+    const std::string text = flipped<cuda_queue>(4, found, flip);
+    CAPTURE(text);
+    CHECK(text.find("agree: weights after step 5 differs") != std::string::npos);
+    CHECK(found == 6);
+    CHECK(flipped<cuda_queue>(0, found, flip) == "nothing");
+}
+
+TEST_CASE("every host buffer that a transfer uses is page-locked") {
+    require_device();
+    const zeroth::model_layout layout(chain_shape{5}.shape(), sizeof(float16));
+    const auto expect_locked = [](const void* p) {
         cudaPointerAttributes attributes{};
-        REQUIRE(cudaPointerGetAttributes(&attributes, store.image(m).data()) == cudaSuccess);
+        REQUIRE(cudaPointerGetAttributes(&attributes, p) == cudaSuccess);
         CHECK(attributes.type == cudaMemoryTypeHost);
-        CHECK(reinterpret_cast<std::uintptr_t>(store.image(m).data()) % zeroth::model_layout::alignment == 0);
+        CHECK(reinterpret_cast<std::uintptr_t>(p) % zeroth::model_layout::alignment == 0);
+    };
+    const auto expect_all_locked = [&](auto& store) {
+        store.open(2);
+        for (std::size_t m = 1; m <= layout.blocks(); ++m) {
+            for (const std::size_t slot : {0u, 1u}) {
+                expect_locked(store.source(m, slot).data());
+                if (!store.sink(m, slot).empty()) { expect_locked(store.sink(m, slot).data()); }
+            }
+        }
+    };
+    pinned<float16> weights(layout);
+    expect_all_locked(weights);
+    for (std::size_t m = 0; m < layout.modules(); ++m) { expect_locked(weights.image(m).data()); }
+    zeroth::renewed_store<float16, cuda_queue, zeroth::float8_wire<>> renewed(layout);
+    expect_all_locked(renewed);
+    for (std::size_t m = 0; m < layout.modules(); ++m) { expect_locked(renewed.master(m).data()); }
+    zeroth::master_store<float16, cuda_queue> masters(layout);
+    expect_all_locked(masters);
+    char folder[] = "/tmp/tutti_zeroth_XXXXXX";
+    REQUIRE(mkdtemp(folder) != nullptr);
+    const std::string file = std::string(folder) + "/weights";
+    {
+        zeroth::disk_store<float16, cuda_queue> disk(layout, file);
+        expect_all_locked(disk);
     }
+    std::remove(file.c_str());
+    ::rmdir(folder);
 }
 
 TEST_CASE("device memory is the same at every depth, by the queue's account and by the driver's pool") {

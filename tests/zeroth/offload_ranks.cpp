@@ -1,5 +1,7 @@
 // Ranks that share the work of a step and the transfers of its blocks: perturbation, data and both, with slices. Losses and
-// weights have the bits of one rank that does everything; what ranks tell each other is 16 bytes.
+// weights have the bits of one rank that does everything; what ranks tell each other is 16 bytes; a bit that flips in a
+// block on a device is found.
+#include <cmath>    // nextafter
 #include <cstddef>  // size_t
 #include <cstdint>  // bytes
 #include <string>   // texts
@@ -13,6 +15,7 @@
 #include <tutti/zeroth/replicate.hpp>  // steps
 
 #include "delayed.hpp"  // naps
+#include "flipped.hpp"  // bits that flip
 #include "trial.hpp"    // the toy
 
 using namespace tutti;
@@ -78,4 +81,22 @@ TEST_CASE("perturbation, data and both, with slices: the bits of one rank") {
     CHECK(tuned({.data = 2, .shards = 2}) == one);
     CHECK(tuned({.sides = 2, .data = 2, .shards = 2}) == one);
     CHECK(tuned({.sides = 2, .directions = 2, .shards = 2}) == one);
+}
+
+TEST_CASE("a bit that flips in a block on one rank's device is found by the next comparison") {
+    const auto flip = [](const host_queue&, view<const float> w) {
+        auto* const first = const_cast<float*>(w.data());
+        *first = std::nextafter(*first, 9.0f);
+    };
+    std::uint64_t found = 0;
+    for (const std::uint64_t at : {1u, 3u, 4u, 6u}) {
+        CAPTURE(at);
+        const std::string text = flipped<host_queue>(at, found, flip);
+        CAPTURE(text);
+        CHECK(text.find(at <= 3 ? "agree: weights after step 2 differs" : "agree: weights after step 5 differs") !=
+              std::string::npos);
+        CHECK(found == (at <= 3 ? 3 : 6));
+    }
+    CHECK(flipped<host_queue>(7, found, flip) == "nothing");  // the next comparison would be after step 9
+    CHECK(flipped<host_queue>(0, found, flip) == "nothing");
 }

@@ -35,7 +35,8 @@ struct renewed_options {
 ///              So losses are those of weights as they travel; masters take every update, as if alone. Without `replay`
 ///              blocks are seen without the last write_back_every updates or fewer, which are then drawn once and not
 ///              in every step until they are in the masters.
-/// Determinism  the bits depend on `write_back_every` and `replay`, on nothing else: pieces only cut transfers.
+/// Determinism  the bits depend on `write_back_every`, on `replay`, and on which passes and flushes are between which
+///              updates, since what travels is made anew behind a pass; on nothing else: pieces only cut transfers.
 /// Cost         host memory: sizeof(A) and the wire's bytes a weight. A step moves, a weight, the wire's bytes up; and 1/K
 ///              of sizeof(A) up and of both down. Device memory: a wire a slot, one block of T, six pieces.
 /// Errors       usage_error for a piece that is not a multiple of 128; backend_error when memory cannot be page-locked.
