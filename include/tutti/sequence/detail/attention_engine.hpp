@@ -68,7 +68,7 @@ protected:
         , value_sums_(queue_, 0)
         , whole_sums_(queue_, 0)
         , comm_(std::move(comm))
-        , lane_(comm_.duplicate("attention"), {options.timeout, options.trace, -1, "main"}) {}
+        , lane_(comm_.duplicate("attention"), {options.timeout, options.trace, options.trace_rank, "main"}) {}
 
 public:
     attention_engine(attention_engine&&) = default;
