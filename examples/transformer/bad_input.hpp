@@ -3,6 +3,7 @@
 #pragma once
 
 #include <stdexcept>  // runtime_error
+#include <string>     // why
 
 namespace transformer {
 
@@ -11,5 +12,11 @@ class bad_input : public std::runtime_error {
 public:
     using std::runtime_error::runtime_error;
 };
+
+namespace detail {
+inline void require(bool holds, const std::string& otherwise) {
+    if (!holds) { throw bad_input(otherwise); }
+}
+}  // namespace detail
 
 }  // namespace transformer

@@ -26,14 +26,15 @@ enum class recompute : int {
     stages = 3,  ///< all of a pipeline's stage but what enters it: stages.hpp alone
 };
 
-/// Attention of rows whose sequences other ranks have parts of, by layer. Forward of all layers, then backward of all.
+/// Attention of rows whose sequences other ranks have parts of. What forward keeps is in a slot until backward: one for
+/// each layer of each micro-batch in flight.
 ///
 /// Semantics  collective: a rank without rows calls it too. As Math's attention, but the rows' sequences are its own
 ///            business; `qkv` and `out` stay as they are until backward has returned.
 template <class T> struct shared_attention {
     virtual ~shared_attention() = default;
-    virtual void forward(int layer, matrix<const T> qkv, matrix<T> out) = 0;
-    virtual void backward(int layer, matrix<const T> d_out, matrix<T> d_qkv) = 0;
+    virtual void forward(int slot, matrix<const T> qkv, matrix<T> out) = 0;
+    virtual void backward(int slot, matrix<const T> d_out, matrix<T> d_qkv) = 0;
 };
 
 /// A parameter between before_use and after_use.
@@ -197,11 +198,12 @@ protected:
         }
     }
 
-    /// The micro-batch at hand: `rows` of them, sequences of `length`, or attended to by `shared`.
-    void enter(int rows, int length, shared_attention<T>* shared) {
+    /// The micro-batch at hand: `rows` of them, sequences of `length`, or attended to by `shared`, layer 0 in `slot`.
+    void enter(int rows, int length, shared_attention<T>* shared, int slot = 0) {
         rows_ = rows;
         length_ = length;
         shared_ = shared;
+        first_slot_ = slot;
     }
 
     template <class S> void embed(S& s, matrix<T> out) {
@@ -245,6 +247,7 @@ protected:
     int most_rows_;
     int rows_ = 0, length_ = 0;              // of the micro-batch at hand
     shared_attention<T>* shared_ = nullptr;  // its attention, where that is not Math's
+    int first_slot_ = 0;
     Q memory_;
     int attended_, expanded_, words_;  // columns that this rank has: of attention, of the wider layers, of logits
     matrix<T> logits_;
@@ -293,7 +296,7 @@ void blocks<Math>::layer_forward(S& s, const activations& a, int layer, matrix<T
         math_.linear(top(a.norm1), shaped(at(layer, attention_weight), weight), bias, top(a.qkv));
     }
     if (shared_ != nullptr) {
-        shared_->forward(layer, top(a.qkv), top(a.attended));
+        shared_->forward(first_slot_ + layer, top(a.qkv), top(a.attended));
     } else {
         math_.attention(attention_of(), top(a.qkv), top(a.attended), a.log_sum_exp);
     }
@@ -377,7 +380,7 @@ template <class Math> template <class S> void blocks<Math>::layer_backward(S& s,
     }
     weights(d_stream, a.attended, project_weight, project_bias);
     if (shared_ != nullptr) {
-        shared_->backward(layer, d_attended, d_qkv);
+        shared_->backward(first_slot_ + layer, d_attended, d_qkv);
     } else {
         math_.attention_backward(attention_of(), d_attended, top(a.qkv), top(a.attended), a.log_sum_exp, d_qkv);
     }

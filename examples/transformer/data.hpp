@@ -123,6 +123,7 @@ public:
 struct batch {
     std::vector<std::uint16_t> in;
     std::vector<std::uint16_t> targets;
+    std::vector<std::int64_t> lengths;  // of sequences that ranks share, whose rows these are on one; none: all is here
     /// Appends the sequence of `length` tokens that starts at `first`.
     void append(tokens text, std::size_t first, std::size_t length) {
         const auto at = text.begin() + static_cast<std::ptrdiff_t>(first);
@@ -133,16 +134,22 @@ struct batch {
     void clear() {
         in.clear();
         targets.clear();
+        lengths.clear();
     }
 };
 
-/// Samples [first, first + count) of the endless shuffled stream of a seed: each starts at a uniformly random token.
+/// Where a sample starts: at a uniformly random token.
+[[nodiscard]] inline std::size_t sample_start(tokens training, std::uint64_t seed, std::uint64_t sample,
+                                              std::size_t length) {
+    return random_for(seed, purpose::data).below(sample, training.size() - length);
+}
+
+/// Samples [first, first + count) of the endless shuffled stream of a seed.
 inline void draw(batch& out, tokens training, std::uint64_t seed, std::uint64_t first, std::size_t count, int context) {
     const auto length = static_cast<std::size_t>(context);
-    const tutti::random_stream stream = random_for(seed, purpose::data);
     out.clear();
     for (std::uint64_t sample = first; sample < first + count; ++sample) {
-        out.append(training, stream.below(sample, training.size() - length), length);
+        out.append(training, sample_start(training, seed, sample, length), length);
     }
 }
 

@@ -1,15 +1,16 @@
-// document_attention<T>: the shared attention of a pipeline of documents as one type, so that the trainer is compiled once.
+// document_attention<T>: the attention that ranks share, of any pipeline, as one type, so that the trainer is compiled once.
 // Needs sequence/engine. Calls go through a table, as any_strategy's do.
 #pragma once
 
-#include <chrono>    // time in attention
-#include <cstddef>   // size_t
-#include <cstdint>   // tokens
-#include <memory>    // the engine
-#include <optional>  // marks
-#include <span>      // lengths
-#include <utility>   // move, exchange
-#include <vector>    // layers
+#include <algorithm>  // equal
+#include <chrono>     // time in attention
+#include <cstddef>    // size_t
+#include <cstdint>    // tokens
+#include <memory>     // the engine
+#include <optional>   // marks
+#include <span>       // lengths
+#include <utility>    // move, exchange
+#include <vector>     // layers
 
 #include <tutti/core/queue.hpp>          // queues with marks
 #include <tutti/core/view.hpp>           // rows
@@ -23,9 +24,10 @@
 
 namespace transformer {
 
-/// An engine, with what each layer keeps.
+/// An engine, with what is in each slot.
 ///
-/// Semantics  the calls are the engine's own; collective. most_rows: that a rank may have. take_seconds: spent in
+/// Semantics  the calls are the engine's own; collective, but to plan what is planned already costs nothing. Backward may
+///            follow other plans: the one of its forward holds again by then. most_rows: that a rank may have. take_seconds: spent in
 ///            attention since the last call of it, waiting for other ranks included. measured_cost: seconds that this
 ///            rank takes for attention, forward, of a sequence in one layer; timed now, within a second.
 template <class T> struct document_attention : shared_attention<T> {
@@ -88,7 +90,8 @@ template <class Engine> class engine_attention final : public document_attention
     using M = typename Q::memory_type;
     Q outside_, inside_;
     Engine engine_;
-    std::vector<typename Engine::memory> layers_;
+    std::vector<typename Engine::memory> slots_;
+    std::vector<std::int64_t> planned_;
     std::int64_t most_rows_;
     stopwatch<Q> watch_;
     tutti::sequence::attention_cost (*measure_)(const Q&, tutti::sequence::attention_heads);
@@ -101,18 +104,21 @@ template <class Engine> class engine_attention final : public document_attention
 
 public:
     /// Queues: the model's, and the engine's communicator's.
-    engine_attention(Q outside, Q inside, Engine engine, int layers, std::int64_t most_rows,
+    engine_attention(Q outside, Q inside, Engine engine, std::int64_t most_rows,
                      tutti::sequence::attention_cost (*measure)(const Q&, tutti::sequence::attention_heads))
         : outside_(std::move(outside))
         , inside_(std::move(inside))
         , engine_(std::move(engine))
         , most_rows_(most_rows)
-        , measure_(measure) {
-        for (int l = 0; l < layers; ++l) { layers_.push_back(engine_.make_memory()); }
-    }
+        , measure_(measure) {}
     void plan(std::span<const std::int64_t> lengths) override {
+        if (!planned_.empty() && std::equal(planned_.begin(), planned_.end(), lengths.begin(), lengths.end())) {
+            return;
+        }
         watch_.settle();
+        planned_.clear();  // until there is a plan
         engine_.plan(lengths);
+        planned_.assign(lengths.begin(), lengths.end());
     }
     [[nodiscard]] std::span<const tutti::sequence::piece> pieces() const override { return engine_.pieces(); }
     [[nodiscard]] std::span<const std::int64_t> positions() const override { return engine_.positions(); }
@@ -127,22 +133,28 @@ public:
         return measure_(inside_, engine_.heads());
     }
 
-    void forward(int layer, matrix<const T> qkv, matrix<T> out) override {
-        timed([&] { engine_.forward(rows(qkv), tutti::view<T, M>(out.data, out.size()), of(layer)); });
+    void forward(int slot, matrix<const T> qkv, matrix<T> out) override {
+        timed([&] { engine_.forward(rows(qkv), tutti::view<T, M>(out.data, out.size()), kept_in(slot)); });
     }
-    void backward(int layer, matrix<const T> d_out, matrix<T> d_qkv) override {
-        timed([&] { engine_.backward(rows(d_out), tutti::view<T, M>(d_qkv.data, d_qkv.size()), of(layer)); });
+    void backward(int slot, matrix<const T> d_out, matrix<T> d_qkv) override {
+        timed([&] { engine_.backward(rows(d_out), tutti::view<T, M>(d_qkv.data, d_qkv.size()), kept_in(slot)); });
     }
 
 private:
     [[nodiscard]] static tutti::view<const T, M> rows(matrix<const T> m) { return {m.data, m.size()}; }
-    [[nodiscard]] typename Engine::memory& of(int layer) { return layers_[static_cast<std::size_t>(layer)]; }
+    [[nodiscard]] typename Engine::memory& kept_in(int slot) {
+        const auto i = static_cast<std::size_t>(slot);
+        while (slots_.size() <= i) { slots_.push_back(engine_.make_memory()); }
+        return slots_[i];
+    }
 };
 
-/// That of the pipeline that `o` names, over a duplicate of `comm`, on whose queue the model works; none where that is not
-/// of documents. Collective. Compiled apart, in documents.cpp and cuda/documents.cu.
+/// That of the pipeline that `o` names, over a duplicate of `comm`, the ranks that share sequences, on whose queue the
+/// model works; none where no rank shares any. `rank` is this one's in the whole run, which has so many of the heads.
+/// Collective. Compiled apart, in documents.cpp and cuda/documents.cu.
 template <class T, class Comm>
 [[nodiscard]] std::unique_ptr<document_attention<T>> make_document_attention(Comm& comm, const options& o,
-                                                                             tutti::schedule::timeline* trace);
+                                                                             tutti::schedule::timeline* trace, int rank,
+                                                                             int heads);
 
 }  // namespace transformer

@@ -1,4 +1,4 @@
-// document_rules: where each pipeline of documents has a step's documents, in attention and outside of it.
+// document_rules: where each pipeline has the sequences that ranks share, in attention and outside of it.
 // Needs the partitions of sequence. Rules, so that one engine of attention serves all pipelines.
 #pragma once
 
@@ -27,12 +27,13 @@ struct document_rules {
     std::int64_t most_rows;  ///< that a rank may have there
 };
 
-/// Of the pipeline that `o` names, which is one of documents.
+/// Of the pipeline that `o` names, whose ranks share attention: as zeppelin where ranks have parts of the model and of
+/// documents, as even-ring where sequences are of one length.
 [[nodiscard]] inline document_rules rules_of(const options& o) {
     namespace partition = tutti::sequence::partition;
-    const std::int64_t share = o.tokens_per_step() / o.ranks;
-    if (o.pipeline == "packed") { return {partition::whole(), false, std::min(o.tokens_per_step(), o.tokens_held())}; }
-    if (o.pipeline == "even-ring") { return {partition::even_ring(), false, share + 2}; }
+    const std::int64_t all = o.attention_tokens(), share = all / o.attention_ranks();
+    if (o.pipeline == "packed") { return {partition::whole(), false, std::min(all, o.tokens_held())}; }
+    if (o.pipeline == "even-ring" || !o.of_documents()) { return {partition::even_ring(), false, share + 2}; }
     // By squares of lengths: a cost that was measured would differ from run to run, and so would the plans.
     partition::zeppelin_options how;
     how.cost = tutti::sequence::attention_cost{};

@@ -16,22 +16,26 @@ namespace transformer {
 
 template <class T, class Comm>
 std::unique_ptr<document_attention<T>> make_document_attention(Comm& comm, const options& o,
-                                                               tutti::schedule::timeline* trace) {
+                                                               tutti::schedule::timeline* trace, int rank, int heads) {
     using kernel = tutti::sequence::host_attention<T, tutti::sequence::blas_products>;
-    return make_document_attention_with<kernel>(comm, o, trace);
+    return make_document_attention_with<kernel>(comm, o, trace, rank, heads);
 }
 
 using threads = tutti::comm::counted<tutti::comm::shaped<tutti::comm::threads>>;
 template std::unique_ptr<document_attention<float>> make_document_attention<float>(threads&, const options&,
-                                                                                   tutti::schedule::timeline*);
+                                                                                   tutti::schedule::timeline*, int,
+                                                                                   int);
 template std::unique_ptr<document_attention<double>> make_document_attention<double>(threads&, const options&,
-                                                                                     tutti::schedule::timeline*);
+                                                                                     tutti::schedule::timeline*, int,
+                                                                                     int);
 #if TRANSFORMER_WITH_MPI
 using mpi = tutti::comm::counted<tutti::comm::shaped<tutti::comm::mpi>>;
 template std::unique_ptr<document_attention<float>> make_document_attention<float>(mpi&, const options&,
-                                                                                   tutti::schedule::timeline*);
+                                                                                   tutti::schedule::timeline*, int,
+                                                                                   int);
 template std::unique_ptr<document_attention<double>> make_document_attention<double>(mpi&, const options&,
-                                                                                     tutti::schedule::timeline*);
+                                                                                     tutti::schedule::timeline*, int,
+                                                                                     int);
 #endif
 
 }  // namespace transformer

@@ -26,12 +26,13 @@
 
 #include "bad_input.hpp"
 #include "documents.hpp"
+#include "parallel_options.hpp"
 #include "parameters.hpp"
 #include "zeroth_options.hpp"
 
 namespace transformer {
 
-struct options {
+struct options : parallel_options {
     std::vector<std::string> data;      // files and folders
     std::string token_file;             // empty: `data` is the text
     std::string validation_token_file;  // empty: the last tenth of the other
@@ -77,11 +78,6 @@ struct options {
     int directions = 1;                // likewise: of a step
     int shards = 0;  // likewise: parts of the batch that losses are averaged over; 0: one a rank or pair
     zeroth_options zeroth;
-    int tp = 0;  // tp, pp and 3d: ranks along each dimension; 0: what is left of --ranks
-    int pp = 0;
-    int dp = 0;
-    int zero = 0;                            // likewise: the stage among replicas
-    std::string pipeline_schedule = "1f1b";  // likewise
     int eval_every = 500;
     std::string report = "run/report.json";
     std::string trace;           // empty: beside the report
@@ -124,13 +120,21 @@ struct options {
         return pipeline == "ddp-lgreco" ? family : "";
     }
     /// Does it train on documents of --lengths, instead of sequences of --context tokens?
-    [[nodiscard]] bool of_documents() const {
+    [[nodiscard]] bool of_documents() const { return packs_documents() || (of_parts() && !lengths.empty()); }
+    /// Do all ranks together have a step's documents?
+    [[nodiscard]] bool packs_documents() const {
         return pipeline == "packed" || pipeline == "even-ring" || pipeline == "zeppelin";
     }
     /// Does it make forward passes alone?
     [[nodiscard]] bool of_forward_passes() const { return zeroth_options::of_forward_passes(pipeline); }
     /// Do ranks have parts of the model?
     [[nodiscard]] bool of_parts() const { return pipeline == "tp" || pipeline == "pp" || pipeline == "3d"; }
+    /// Do ranks share the attention of sequences: how many, and of how many tokens at a time?
+    [[nodiscard]] bool shares_attention() const { return of_documents() || (of_parts() && sp > 1); }
+    [[nodiscard]] int attention_ranks() const { return of_parts() ? sp : ranks; }
+    [[nodiscard]] std::int64_t attention_tokens() const {
+        return of_parts() ? std::int64_t{micro_batch} * model.context : tokens_per_step();
+    }
     /// Ranks that share the forward passes of a part of the batch: pairs.
     [[nodiscard]] int sides() const { return of_forward_passes() && zo_parallel != "data" ? 2 : 1; }
     [[nodiscard]] int shards_of_batch() const { return shards == 0 ? ranks / sides() : shards; }
@@ -320,8 +324,8 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
         ->type_name("LINK");
     app.add_option(
            "--lengths", o.lengths,
-           "packed, even-ring, zeppelin: draw documents of these lengths, --batch times --context tokens a step, "
-           "each cut to --context: " +
+           "packed, even-ring, zeppelin, and in each micro-batch tp, pp, 3d: draw documents of these lengths, --batch "
+           "times --context tokens a step, each cut to --context: " +
                document_lengths::names() + ", or a file of numbers of tokens")
         ->check(named)
         ->type_name("NAME|FILE");
@@ -329,7 +333,8 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    "likewise: tokens of documents that a rank may hold for attention; default: any number")
         ->check(within(1, 1L << 40))
         ->type_name("TOKENS");
-    app.add_option("--plan-picture", o.plan_picture, "likewise: SVG picture of where the first step's documents are")
+    app.add_option("--plan-picture", o.plan_picture,
+                   "packed, even-ring, zeppelin: SVG picture of where the first step's documents are")
         ->check(named)
         ->type_name("FILE");
     app.add_option("--zo-parallel", o.zo_parallel,
@@ -346,21 +351,7 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
                    "have the same bits on any number of ranks; default: one a rank, or pair")
         ->check(within(1, 1'000'000));
     declare(app, o.zeroth);
-    app.add_option("--tp", o.tp,
-                   "tp, 3d: ranks that share every layer: heads, the wider layers and the vocabulary are divided")
-        ->check(within(1, 1024));
-    app.add_option("--pp", o.pp, "pp, 3d: ranks that have some of the layers each")->check(within(1, 1024));
-    app.add_option("--dp", o.dp,
-                   "tp, pp, 3d: replicas, which have parts of the batch; --ranks is --tp times --pp times --dp; those "
-                   "not given are 1, but what is left for tp's --tp, pp's --pp, 3d's --dp")
-        ->check(within(1, 1024));
-    app.add_option("--zero", o.zero, "tp, pp, 3d: 1 lets replicas share the optimizer's state, as zero1 does")
-        ->check(within(0, 1))
-        ->capture_default_str();
-    app.add_option("--pipeline-schedule", o.pipeline_schedule,
-                   "pp, 3d: gpipe, 1f1b, interleaved (two stages a rank), zb-h1, zb-v (two stages a rank) or dualpipe "
-                   "(two copies of the model)")
-        ->capture_default_str();
+    declare(app, static_cast<parallel_options&>(o));
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
@@ -405,10 +396,6 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
 }
 
 namespace detail {
-
-inline void require(bool holds, const std::string& otherwise) {
-    if (!holds) { throw bad_input(otherwise); }
-}
 
 /// What may become a file: not a folder, nor below a file.
 inline void require_file_name(const char* option, const std::string& path) {
@@ -486,54 +473,6 @@ inline void choose_model(const CLI::App& app, options& o) {
     return (path.parent_path() / name).string();
 }
 
-namespace detail {
-
-/// Ranks along the dimensions, and their product. Errors: bad_input.
-inline void complete_parts(options& o, int processes) {
-    const std::pair<const char*, bool> given[] = {{"--tp", o.tp != 0},
-                                                  {"--pp", o.pp != 0},
-                                                  {"--dp", o.dp != 0},
-                                                  {"--zero", o.zero != 0},
-                                                  {"--recompute 3", o.recompute == 3}};
-    for (const auto& [option, is_given] : given) {
-        require(!is_given || o.of_parts() || !o.compare.empty(),
-                fmt::format("{}: pipeline '{}' has the whole model on every rank; tp, pp and 3d do not", option,
-                            o.pipeline));
-    }
-    if (!o.of_parts()) { return; }
-    require(o.pipeline != "tp" || o.pp <= 1, "--pp: pipeline 'tp' has all layers on every rank; 3d divides them too");
-    require(o.pipeline != "pp" || o.tp <= 1, "--tp: pipeline 'pp' has whole layers; 3d divides them too");
-    int& rest = o.pipeline == "tp" ? o.tp : o.pipeline == "pp" ? o.pp : o.dp;
-    const bool on_gpu = o.device == "cuda";
-    if (o.ranks == 0) { o.ranks = on_gpu && o.gpus != 0 ? o.gpus : processes; }
-    if (o.ranks == 0 && rest == 0) { o.ranks = on_gpu ? 1 : 4; }
-    const auto or_one = [](int n) { return n == 0 ? 1L : static_cast<long>(n); };
-    if (rest == 0) {
-        const long others = or_one(o.tp) * or_one(o.pp) * or_one(o.dp);
-        rest = static_cast<int>(std::max(1L, o.ranks / others));
-    }
-    for (int* const n : {&o.tp, &o.pp, &o.dp}) { *n = static_cast<int>(or_one(*n)); }
-    const long product = static_cast<long>(o.tp) * o.pp * o.dp;
-    if (o.ranks == 0) { o.ranks = static_cast<int>(std::min(product, 1L << 20)); }
-    require(o.ranks == product, fmt::format("--ranks: {} ranks, but --tp {} x --pp {} x --dp {} are {}", o.ranks, o.tp,
-                                            o.pp, o.dp, product));
-    if (on_gpu && o.gpus == 0) { o.gpus = o.ranks; }
-    require(o.model.heads >= o.tp, fmt::format("--tp: {} heads cannot be divided among {} ranks", o.model.heads, o.tp));
-    constexpr std::string_view schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"};
-    require(std::find(std::begin(schedules), std::end(schedules), o.pipeline_schedule) != std::end(schedules),
-            fmt::format("--pipeline-schedule: '{}' is not one of gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe",
-                        o.pipeline_schedule));
-    const bool defers = o.pipeline_schedule.starts_with("zb-") || o.pipeline_schedule == "dualpipe";
-    require(!defers || o.recompute < 0 || o.recompute == 0 || o.recompute == 3,
-            fmt::format("--recompute: '{}' computes weights' gradients later, from what forward kept: 0 or 3",
-                        o.pipeline_schedule));
-    if (defers && o.recompute < 0) { o.recompute = 0; }
-    require(o.checkpoint.empty(),
-            fmt::format("--checkpoint: pipeline '{}' has none; --save writes weights", o.pipeline));
-}
-
-}  // namespace detail
-
 /// Fills what depends on other options and checks what spans options. `processes` is mpirun's, 0 without.
 /// Errors  bad_input.
 inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
@@ -560,14 +499,15 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     require(o.levels_picture.empty() || !o.family_of_levels().empty(),
             fmt::format("--levels-picture: pipeline '{}' does not compress gradients", o.pipeline));
     const std::pair<const char*, bool> of_documents[] = {{"--lengths", !o.lengths.empty()},
-                                                         {"--capacity", o.capacity != 0},
-                                                         {"--plan-picture", !o.plan_picture.empty()}};
+                                                         {"--capacity", o.capacity != 0}};
     for (const auto& [option, given] : of_documents) {
-        require(
-            !given || o.of_documents(),
-            fmt::format("{}: pipeline '{}' trains on sequences of one length; packed, even-ring and zeppelin do not",
-                        option, o.pipeline));
+        require(!given || o.packs_documents() || o.of_parts(),
+                fmt::format("{}: pipeline '{}' trains on sequences of one length; packed, even-ring, zeppelin, tp, pp "
+                            "and 3d can do otherwise",
+                            option, o.pipeline));
     }
+    require(o.plan_picture.empty() || o.packs_documents(),
+            fmt::format("--plan-picture: is of packed, even-ring and zeppelin, not of pipeline '{}'", o.pipeline));
     detail::complete_parts(o, processes);
     require(o.device == "cpu" || o.device == "cuda", fmt::format("--device: '{}' is not one of cpu, cuda", o.device));
     const bool on_gpu = o.device == "cuda";
@@ -631,6 +571,8 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     if (o.of_documents()) {
         require(!o.lengths.empty(), fmt::format("--pipeline: '{}' needs --lengths", o.pipeline));
         static_cast<void>(document_lengths(o.lengths));  // refuses
+    }
+    if (o.packs_documents()) {
         require(o.micro_batch == 0,
                 fmt::format("--micro-batch: pipeline '{}' computes a step's documents at a time", o.pipeline));
         require(o.capacity == 0 || o.tokens_per_step() <= std::int64_t{o.capacity} * o.ranks,
@@ -659,6 +601,7 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
                 fmt::format("--micro-batch: {} sequences of {} tokens are more than {} tokens at a time", o.micro_batch,
                             o.model.context, most_tokens));
     }
+    detail::expect_shareable_attention(o);
     require(o.model.width % o.model.heads == 0,
             fmt::format("--width: {} cannot be divided among {} heads", o.model.width, o.model.heads));
     require(!o.resume || !o.checkpoint.empty(), "--resume: needs --checkpoint");

@@ -8,7 +8,7 @@
 #include <cmath>       // exp, pow
 #include <cstdint>     // tokens
 #include <functional>  // passes
-#include <memory>      // ledgers
+#include <memory>      // ledgers, attention
 #include <numeric>     // accumulate, reduce
 #include <optional>    // weights
 #include <span>        // gradients
@@ -20,6 +20,7 @@
 #include <fmt/format.h>                        // messages
 #include <tutti/comm/counted.hpp>              // bytes on the wire
 #include <tutti/core/elementwise.hpp>          // fill
+#include <tutti/core/partition.hpp>            // heads
 #include <tutti/optimize/learning_rate.hpp>    // schedule
 #include <tutti/parallel/gradient_norm.hpp>    // model_norm
 #include <tutti/parallel/mesh.hpp>             // who does what
@@ -30,9 +31,12 @@
 #include <tutti/schedule/timeline.hpp>         // trace
 
 #include "any_strategy.hpp"
+#include "checkpoints.hpp"
 #include "data.hpp"
 #include "device.hpp"
+#include "document_attention.hpp"
 #include "masters.hpp"
+#include "micro_batches.hpp"
 #include "parallel_math.hpp"
 #include "parallel_run.hpp"
 #include "progress.hpp"
@@ -44,7 +48,8 @@ namespace transformer {
 
 /// A replica of the model at work: a rank's stages, and the communicators along the dimensions that a replica has.
 ///
-/// Semantics    construction is collective over `world`. Members in the order in which they are made.
+/// Semantics    construction is collective over `world`. Members in the order in which they are made. Ranks along the
+///              sequence dimension have the same stages, and parts of the sequences.
 template <class Device, class World> class parallel_rank {
 public:
     using math_of_device = typename Device::math;
@@ -64,7 +69,10 @@ private:
     tutti::parallel::pipeline_schedule schedule_;
     Comm along_pipeline_;
     Comm of_norm_;
+    Comm along_sequences_;
     tutti::parallel::tensor_group<Comm> group_;
+    std::unique_ptr<document_attention<T>> attention_;  // that ranks share, if they do
+    micro_batch_rows<T> rows_;
     stages<math_type> net_;
     tutti::parallel::tied_weights<Comm> ends_;
     std::vector<tutti::parallel::tied_weights<Comm>> copies_;  // by stage, where there are two
@@ -84,9 +92,21 @@ private:
     }
     [[nodiscard]] tensor_part part() const { return {group_.size(), group_.rank(), share().count}; }
     [[nodiscard]] std::size_t most_rows() const {
-        return static_cast<std::size_t>(o_.micro_batch) * static_cast<std::size_t>(o_.model.context);
+        return static_cast<std::size_t>(attention_ ? attention_->most_rows() : o_.attention_tokens());
     }
-    [[nodiscard]] std::size_t border() const { return most_rows() * static_cast<std::size_t>(o_.model.width); }
+    [[nodiscard]] int heads() const {
+        const auto ranks = static_cast<std::size_t>(group_.size()), rank = static_cast<std::size_t>(group_.rank());
+        return static_cast<int>(tutti::partition(static_cast<std::size_t>(o_.model.heads), ranks, rank).count);
+    }
+    // Rows that this rank has of every micro-batch.
+    [[nodiscard]] batch zeros() const {
+        const auto count = static_cast<std::size_t>(o_.micro_batch),
+                   length = static_cast<std::size_t>(o_.model.context);
+        const std::vector<std::uint16_t> text(count * length + 1);
+        batch b;
+        rows_.take(b, text, 0, count, length);
+        return b;
+    }
     [[nodiscard]] int last_stage() const { return schedule_.stages() - 1; }
     template <class U>
     [[nodiscard]] std::vector<U> part_of_file(const weights_file& file, const std::vector<declaration>& whole,
@@ -101,18 +121,22 @@ private:
     }
 
 public:
-    parallel_rank(World& world, Device& device, const options& o)
+    parallel_rank(World& world, Device& device, const options& o, tutti::schedule::timeline* trace)
         : world_(world)
         , o_(o)
-        , mesh_({.pipeline = o.pp, .data = o.dp, .tensor = o.tp}, world.size())
+        , mesh_({.pipeline = o.pp, .data = o.dp, .sequence = o.sp, .tensor = o.tp}, world.size())
         , schedule_(schedule_of(o))
         , along_pipeline_(along(device, {dimension::pipeline}))
-        , of_norm_(o.zero == 0 ? along(device, {dimension::pipeline, dimension::tensor})
-                               : along(device, {dimension::pipeline, dimension::data, dimension::tensor}))
+        , of_norm_(o.zero == 0
+                       ? along(device, {dimension::pipeline, dimension::tensor})
+                       : along(device, {dimension::pipeline, dimension::data, dimension::sequence, dimension::tensor}))
+        , along_sequences_(along(device, {dimension::sequence}))
         , group_(along(device, {dimension::tensor}))
-        , net_(o.model, o.micro_batch, o.seed, schedule_, along_pipeline_.rank(), part(),
+        , attention_(make_document_attention<T>(along_sequences_, o, trace, world.rank(), heads()))
+        , rows_(o, attention_.get())
+        , net_(o.model, static_cast<int>(most_rows()), o.seed, schedule_, along_pipeline_.rank(), part(),
                static_cast<recompute>(o.recompute),
-               math_type(device.make_math(along_pipeline_.queue()), group_, share(), most_rows()))
+               math_type(device.make_math(along_pipeline_.queue()), group_, share(), most_rows()), attention_.get())
         , ends_(along_pipeline_, schedule_, {0, schedule_.stages() - 1}) {
         for (int stage = 0; schedule_.routes.size() > 1 && stage < schedule_.stages(); ++stage) {
             copies_.emplace_back(along_pipeline_, schedule_, std::vector{stage});
@@ -120,20 +144,32 @@ public:
         for (std::size_t i = 0; i < whole_model().size(); ++i) {
             if (net_.place_of(i) != net_.nowhere) { numbers_.push_back(i); }
         }
+        const std::size_t border = zeros().in.size() * static_cast<std::size_t>(o.model.width);
         pipe_.emplace(std::move(along_pipeline_), schedule_,
                       tutti::parallel::pipeline_options{
-                          .elements = {border()}, .recompute = o.recompute == static_cast<int>(recompute::stages)});
+                          .elements = {border}, .recompute = o.recompute == static_cast<int>(recompute::stages)});
     }
 
     [[nodiscard]] const tutti::parallel::mesh& grid() const { return mesh_; }
     [[nodiscard]] const tutti::parallel::pipeline_schedule& schedule() const { return schedule_; }
     [[nodiscard]] stages<math_type>& net() { return net_; }
+    [[nodiscard]] const micro_batch_rows<T>& rows() const { return rows_; }
+    template <class Strategy> void rehearse(Strategy& strategy, bool alone) { net_.rehearse(strategy, zeros(), alone); }
+    /// This rank's part of the model, which those along the data and sequence dimensions have too.
+    [[nodiscard]] kept_part kept() const {
+        const auto at = [&](dimension d) { return static_cast<std::size_t>(coordinate(d)); };
+        return {fmt::format("tensor {} of {}, pipeline {} of {}", at(dimension::tensor), o_.tp, at(dimension::pipeline),
+                            o_.pp),
+                at(dimension::data) * static_cast<std::size_t>(o_.sp) + at(dimension::sequence),
+                static_cast<std::size_t>(o_.dp) * static_cast<std::size_t>(o_.sp)};
+    }
     [[nodiscard]] std::vector<declaration> whole_model() const { return parameters_of(o_.model); }
     [[nodiscard]] int coordinate(dimension d) const { return mesh_.coordinate(world_.rank(), d); }
-    /// Bytes that this rank has sent along the tensor and pipeline dimensions, and for norms.
-    [[nodiscard]] std::array<std::uint64_t, 3> sent() {
+    /// Bytes that this rank has sent along the tensor and pipeline dimensions, for norms, and along the sequence one.
+    [[nodiscard]] std::array<std::uint64_t, 4> sent() {
         return {group_.communicator().traffic_ledger()->total().bytes,
-                pipe_->communicator().traffic_ledger()->total().bytes, of_norm_.traffic_ledger()->total().bytes};
+                pipe_->communicator().traffic_ledger()->total().bytes, of_norm_.traffic_ledger()->total().bytes,
+                along_sequences_.traffic_ledger()->total().bytes};
     }
 
     void load(const std::string& path) {
@@ -204,8 +240,8 @@ public:
         return tutti::parallel::model_norm<T>(of_norm_, std::span<const tutti::parallel::held_gradient<T, M>>(list));
     }
 
-    /// Sum of the losses of a batch of sequences of `length`, of all ranks of this replica: forward alone, from rank to
-    /// rank. Collective over them; batches follow one another through the pipeline.
+    /// Sum of the losses of this rank's rows of a batch of sequences of `length`, of all ranks of the pipeline: forward
+    /// alone, from rank to rank. Collective over them; batches follow one another through the pipeline.
     template <class Strategy> [[nodiscard]] double score(Strategy& weights, const batch& b, int length) {
         Comm& comm = pipe_->communicator();
         const std::size_t count = b.in.size() * static_cast<std::size_t>(o_.model.width);
@@ -245,15 +281,11 @@ public:
         double losses[1] = {};
         batch b;
         for (std::size_t first = replica * at_once; first < windows; first += replicas * at_once) {
-            b.clear();
-            for (std::size_t w = first; w < std::min(first + at_once, windows); ++w) {
-                b.append(text, w * length, length);
-            }
+            rows_.take(b, text, first * length, std::min(at_once, windows - first), length);
             losses[0] += score(weights, b, o_.model.context);
         }
         if (const std::size_t rest = scored % length; rest != 0 && replica == 0) {
-            b.clear();
-            b.append(text, windows * length, rest);
+            rows_.take(b, text, windows * length, 1, rest);
             losses[0] += score(weights, b, static_cast<int>(rest));
         }
         world_.all_reduce(tutti::view<const double>(losses, 1), tutti::view<double>(losses, 1), tutti::sum{});
@@ -269,15 +301,17 @@ public:
         batch b;
         for (int i = 0; i < count; ++i) {
             const std::size_t seen = std::min(window, text.size());
-            const auto shown = tokens(text).last(seen);
-            b.in.assign(shown.begin(), shown.end());
-            if (math_of_device::wants_whole_context) { b.in.resize(window); }
-            b.targets = b.in;
-            static_cast<void>(score(weights, b, static_cast<int>(b.in.size())));
+            std::vector<std::uint16_t> shown(text.end() - static_cast<std::ptrdiff_t>(seen), text.end());
+            if (math_of_device::wants_whole_context) { shown.resize(window); }
+            const std::size_t length = shown.size();
+            shown.push_back(0);  // the target of the last one, which is not scored
+            rows_.take(b, shown, 0, 1, length);
+            static_cast<void>(score(weights, b, static_cast<int>(length)));
             std::vector<double> weight(words);
-            if (coordinate(dimension::data) == 0 &&
+            const auto row = rows_.row_of(static_cast<std::int64_t>(seen) - 1);
+            if (row && coordinate(dimension::data) == 0 &&
                 schedule_.rank_of(last_stage(), 0) == pipe_->communicator().rank()) {
-                const auto own = net_.logits_behind(weights, static_cast<int>(seen) - 1);
+                const auto own = net_.logits_behind(weights, *row);
                 const auto share_of_words = share();
                 for (std::size_t w = 0; w < share_of_words.real; ++w) {
                     weight[share_of_words.first + w] = static_cast<double>(own.data()[w]);
@@ -400,9 +434,10 @@ template <class Device, class World>
 
     tutti::schedule::timeline trace(origin);
     const auto track = trace.track_of(world.rank(), "main");
-    rank_type rank(world, device, o);
+    rank_type rank(world, device, o, &trace);
     auto& net = rank.net();
-    typename rank_type::Comm replicas(device.along(world, o, rank.grid(), {dimension::data}));
+    // Weights are the same along the sequence dimension too: what is averaged, and shared by --zero, is over both.
+    typename rank_type::Comm replicas(device.along(world, o, rank.grid(), {dimension::data, dimension::sequence}));
     const std::shared_ptr<tutti::comm::ledger> among_replicas = replicas.traffic_ledger();
     auto strategy = make_strategy_of_parts<T>(std::move(replicas), o, &trace, world.rank());
     if (!o.load.empty()) { rank.load(o.load); }
@@ -411,11 +446,10 @@ template <class Device, class World>
         if (!o.load.empty()) { rank.load_masters(o.load, strategy); }
     }
     rank.find_owned(strategy);
-    net.rehearse(strategy, true);
+    rank.rehearse(strategy, true);
     world.barrier();  // before any device waits for another
-    net.rehearse(strategy, false);
+    rank.rehearse(strategy, false);
     rank.connect();
-    rank.expect_same();
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
                                                               .minimum = o.final_learning_rate(),
@@ -423,8 +457,16 @@ template <class Device, class World>
                                                               .end = static_cast<std::uint64_t>(o.steps)});
     const int last_step = o.last_step();
     progress shown(last_step, static_cast<double>(o.batch) * o.model.context, o.quiet || world.rank() != 0);
+    std::optional<checkpoints<World, decltype(strategy)>> kept;
+    int first_step = 0;
+    if (!o.checkpoint.empty()) {
+        kept.emplace(o, strategy, text, rank.kept());
+        first_step = kept->resume(world, [&](const std::string& what) { shown.note(what); });
+    }
+    rank.expect_same();
     result r;
     r.device = device.name();
+    r.first_step = first_step;
     for (const declaration& d : rank.whole_model()) {
         r.parameters += d.size();
         r.tensors.push_back(d.name);
@@ -433,9 +475,7 @@ template <class Device, class World>
     r.peak_flops = device.peak_flops();
     if (Device::is_accelerator) { shown.compare_with(flops_per_token(o.model, r.parameters), r.peak_flops * o.ranks); }
 
-    const int part = o.batch / o.dp;
-    const double of_loss = 1.0 / (static_cast<double>(part) * o.model.context);
-    std::vector<batch> micro_batches(static_cast<std::size_t>(part / o.micro_batch));
+    std::vector<batch> micro_batches;
     const auto queue = net.queue();
     clock::duration passing{}, waiting{};
     net.time_passes_by([&](const char* name, const std::function<void()>& pass) {
@@ -446,21 +486,18 @@ template <class Device, class World>
     });
     const auto sent = [&] {
         const auto of_model = rank.sent();
-        return std::array{of_model[0], of_model[1], among_replicas->total().bytes, of_model[2]};
+        return std::array{of_model[0], of_model[1], among_replicas->total().bytes, of_model[2], of_model[3]};
     };
     auto not_in_steps = sent();  // until now, and by evaluation
     std::vector<double> losses, step_seconds;
     const std::function<double(tutti::view<T, M>)> norm = [&](tutti::view<T, M> owned) { return rank.norm(owned); };
 
-    for (int step = 0; step < last_step; ++step) {
+    for (int step = first_step; step < last_step; ++step) {
         const auto begin = clock::now();
-        for (std::size_t m = 0; m < micro_batches.size(); ++m) {
-            const auto first = static_cast<std::uint64_t>(step) * static_cast<std::uint64_t>(o.batch) +
-                               static_cast<std::uint64_t>(rank.coordinate(dimension::data) * part) +
-                               m * static_cast<std::uint64_t>(o.micro_batch);
-            draw(micro_batches[m], text.training(), o.seed, first, static_cast<std::size_t>(o.micro_batch),
-                 o.model.context);
-        }
+        // The loss is a mean over all tokens that have a target, not of means; gradients are averaged over ranks.
+        const std::uint64_t valid =
+            rank.rows().draw(micro_batches, text.training(), step, rank.coordinate(dimension::data));
+        const double of_loss = o.dp * o.sp / static_cast<double>(valid);
         const double now = rate(static_cast<std::uint64_t>(step));
         strategy.begin({0, 1, now});
         {
@@ -476,7 +513,7 @@ template <class Device, class World>
         double loss[1] = {net.take_loss()};
         if (!rank.counts_losses()) { loss[0] = 0; }
         world.all_reduce(tutti::view<const double>(loss, 1), tutti::view<double>(loss, 1), tutti::sum{});
-        loss[0] *= of_loss / o.dp;
+        loss[0] /= static_cast<double>(valid);
         step_seconds.push_back(std::chrono::duration<double>(clock::now() - begin).count());
         if (stepped.skipped) {  // on all ranks at once
             throw std::runtime_error(
@@ -484,6 +521,10 @@ template <class Device, class World>
         }
         losses.push_back(loss[0]);
         shown.step(step + 1, loss[0], step_seconds.back(), [&] { return trace.exposed(world.rank()); });
+        if (kept && ((step + 1) % o.checkpoint_every == 0 || step + 1 == last_step)) {
+            const scoped_span checkpoint(&trace, track, "checkpoint", queue);
+            kept->save(step + 1);
+        }
         if ((step + 1) % o.eval_every == 0 && step + 1 < last_step) {
             const scoped_span evaluation(&trace, track, "evaluate", queue);
             strategy.flush();
@@ -496,6 +537,7 @@ template <class Device, class World>
                 fmt::format("step {}: validation {:.4f} nats per {}", step + 1, r.validation.back().second, o.unit()));
         }
     }
+    if (kept) { kept->finish(); }
     strategy.flush();
     auto sent_in_steps = sent();
     for (std::size_t d = 0; d < sent_in_steps.size(); ++d) { sent_in_steps[d] -= not_in_steps[d]; }
@@ -526,23 +568,21 @@ template <class Device, class World>
             o.token_file.empty() ? rank.generate(weights, '\n', 400) : rank.generate(weights, gpt2_end_of_text, 64);
     }
 
-    for (std::size_t step = 0; step < losses.size(); ++step) {
-        r.training.emplace_back(static_cast<int>(step) + 1, losses[step]);
+    for (std::size_t done = 0; done < losses.size(); ++done) {
+        r.training.emplace_back(first_step + static_cast<int>(done) + 1, losses[done]);
     }
     detail::tell_seconds(r, world, step_seconds, exposed);
     parallel_result parallel;
     parallel.micro_batches = rank.schedule().micro_batches;
     parallel.stages = rank.schedule().stages();
     parallel.bubble_fraction = bubble_fraction(rank.schedule());
-    const auto steps = static_cast<std::uint64_t>(last_step);
-    for (const auto& record :
-         world.gather_control({sent_in_steps[0], sent_in_steps[1], sent_in_steps[2], sent_in_steps[3]})) {
-        std::uint64_t all = 0;
-        for (std::size_t d = 0; d < record.size(); ++d) {
-            all += record[d];
-            parallel.bytes[d] = std::max<std::uint64_t>(parallel.bytes[d], record[d] / steps);
+    const std::uint64_t steps = losses.size();
+    const std::uint64_t sent_in_all = std::reduce(sent_in_steps.begin(), sent_in_steps.end());
+    for (std::size_t d = 0; d < sent_in_steps.size(); ++d) {
+        for (const auto& record : world.gather_control({sent_in_steps[d], sent_in_all, 0, 0})) {
+            parallel.bytes[d] = std::max<std::uint64_t>(parallel.bytes[d], record[0] / steps);
+            r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, record[1] / steps);
         }
-        r.wire_bytes_per_step = std::max<std::uint64_t>(r.wire_bytes_per_step, all / steps);
     }
     r.parallel = parallel;
     const std::size_t peak = detail::peak_of(queue.account(), net.account());

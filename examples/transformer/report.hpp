@@ -42,7 +42,7 @@ struct parallel_result {
     int stages = 1;                        // of the pipeline
     int micro_batches = 1;                 // of a replica in a step
     double bubble_fraction = 0;            // of the ranks' time, by the schedule: forward takes half of backward
-    std::array<std::uint64_t, 4> bytes{};  // per rank and step, the most: tensor, pipeline, data, norms
+    std::array<std::uint64_t, 5> bytes{};  // per rank and step, the most: tensor, pipeline, data, norms, sequence
 };
 
 /// The same on every rank, except for the trace, which is complete on rank 0.
@@ -136,13 +136,18 @@ struct result {
         parallel = {{"tp", o.tp},
                     {"pp", o.pp},
                     {"dp", o.dp},
+                    {"sp", o.sp},
                     {"zero", o.zero},
                     {"schedule", o.pipeline_schedule},
                     {"stages", r.parallel->stages},
                     {"micro_batches", r.parallel->micro_batches},
                     {"bubble_fraction", r.parallel->bubble_fraction},
                     {"bytes_per_rank_per_step",
-                     {{"tensor", bytes[0]}, {"pipeline", bytes[1]}, {"data", bytes[2]}, {"norm", bytes[3]}}}};
+                     {{"tensor", bytes[0]},
+                      {"pipeline", bytes[1]},
+                      {"sequence", bytes[4]},
+                      {"data", bytes[2]},
+                      {"norm", bytes[3]}}}};
     }
     return {
         {"pipeline", o.pipeline},

@@ -22,6 +22,7 @@
 #include "blocks.hpp"
 #include "cut.hpp"
 #include "data.hpp"
+#include "document_attention.hpp"
 #include "model.hpp"
 
 namespace transformer {
@@ -44,7 +45,8 @@ namespace transformer {
 ///              too, in every schedule.
 /// Determinism  initial weights are those of the whole model, whatever the rank has of it; gradients are added up in
 ///              ascending order of micro-batches.
-/// Cost         activations of as many micro-batches as the schedule has in flight, from the first step on.
+/// Cost         where ranks share documents, a plan of attention each time that another micro-batch comes to hand;
+///              activations of as many micro-batches as the schedule has in flight, from the first step on.
 template <class Math> class stages : blocks<Math> {
     using base = blocks<Math>;
     using typename base::M;
@@ -100,14 +102,16 @@ public:
         }
     };
 
-    /// `rank` is that along the pipeline; the schedule stays where it is. Sequences have at most c.context tokens.
-    stages(const configuration& c, int micro_batch, std::uint64_t seed, const schedule_type& s, int rank,
-           const tensor_part& part, recompute level, Math math)
-        : base(c, parameters_of(c, part), micro_batch * c.context,
-               level == recompute::stages ? recompute::nothing : level, defers_weights(s), std::move(math))
+    /// `rank` is that along the pipeline; the schedule stays where it is, and so does the attention of the batches whose
+    /// sequences other ranks have parts of. Sequences have at most c.context tokens.
+    stages(const configuration& c, int most_rows, std::uint64_t seed, const schedule_type& s, int rank,
+           const tensor_part& part, recompute level, Math math, document_attention<T>* shared = nullptr)
+        : base(c, parameters_of(c, part), most_rows, level == recompute::stages ? recompute::nothing : level,
+               defers_weights(s), std::move(math))
         , schedule_(s)
         , rank_(rank)
         , part_(part)
+        , attention_(shared)
         , memories_(static_cast<std::size_t>(s.stages()))
         , values_(this->memory_, 0)
         , workspace_(this->memory_, 0) {
@@ -148,22 +152,18 @@ public:
     }
     [[nodiscard]] std::uint64_t hash() const { return hash_of(values_.view()); }
 
-    /// Runs every pass once on zeros, and waits. A device sets up products and page-locked memory when they are first
+    /// Runs every pass once on a batch, and waits. A device sets up products and page-locked memory when they are first
     /// used, and may wait for all its streams to do so: it must not come to that while one waits for another rank. So
     /// ranks rehearse alone, and, when all have, once more, collectively over the tensor group: then there are
     /// connections too, and both of the places from which tokens come. The next step begins as if this had not been.
-    template <class S> void rehearse(S& strategy, bool alone) {
+    /// Attention that ranks share is collective also where they are alone otherwise.
+    template <class S> void rehearse(S& strategy, const batch& b, bool alone) {
         math_.rehearse(alone);
         placed<S> s(*this, strategy);
-        std::vector<batch> zeros(static_cast<std::size_t>(schedule_.micro_batches));
-        const auto rows = static_cast<std::size_t>(this->most_rows_);
-        for (batch& b : zeros) {
-            b.in.assign(rows, 0);
-            b.targets = b.in;
-        }
-        begin(zeros, 1);
+        const std::vector<batch> batches(static_cast<std::size_t>(schedule_.micro_batches), b);
+        begin(batches, 1);
         expected_.assign(parameters_.size(), 0);  // nothing is announced
-        const std::size_t elements = rows * static_cast<std::size_t>(config_.width);
+        const std::size_t elements = b.in.size() * static_cast<std::size_t>(config_.width);
         const tutti::buffer<T, Q> in(this->memory_, elements), out(this->memory_, elements);
         tutti::fill(math_.queue(), in.view(), static_cast<T>(0.0f));
         for (int stage = 0; stage < schedule_.stages(); ++stage) {
@@ -204,7 +204,7 @@ public:
         memory_of_pass& m = memory_for(stage, nobody);
         through(s, m, stage, b, length, in, out);
         if (stage + 1 < schedule_.stages()) { return 0; }
-        if (stage > 0) { math_.take(b.in, b.targets, length); }
+        if (stage > 0) { take(b, length); }
         this->classify(s, m.kept.normalized.top(rows_), logits_.top(rows_));
         return math_.loss(logits_.top(rows_));
     }
@@ -222,9 +222,10 @@ private:
     static constexpr int nobody = -1;
     struct memory_of_pass {
         int micro_batch = nobody;
+        int first_slot;  // of what attention keeps
         typename base::kept_activations kept{};
         tutti::buffer<std::byte, Q> room;
-        explicit memory_of_pass(const Q& q) : room(q, 0) {}
+        memory_of_pass(const Q& q, int slot) : first_slot(slot), room(q, 0) {}
     };
 
     [[nodiscard]] int layers_of_stage() const { return config_.layers / schedule_.stages(); }
@@ -281,7 +282,8 @@ private:
         const auto found =
             std::find_if(list.begin(), list.end(), [&](const auto& m) { return m.micro_batch == micro_batch; });
         if (found != list.end()) { return *found; }
-        memory_of_pass& made = list.emplace_back(this->memory_);
+        memory_of_pass& made = list.emplace_back(this->memory_, slots_);
+        slots_ += layers_of_stage();
         made.room = this->room_for([&](auto take) {
             this->lay_out(take, made.kept, layers_of_stage(), stage == 0, stage + 1 == schedule_.stages());
         });
@@ -292,13 +294,24 @@ private:
     }
     [[nodiscard]] matrix<T> rows_of(tutti::view<T, M> v) const { return {v.data(), rows_, config_.width}; }
 
+    void enter(const batch& b, int length, const memory_of_pass& m, int stage) {
+        const bool shares = !b.lengths.empty();
+        if (shares) { attention_->plan(b.lengths); }
+        base::enter(static_cast<int>(b.in.size()), length, shares ? attention_ : nullptr,
+                    m.first_slot - stage * layers_of_stage());
+    }
+    void take(const batch& b, int length) {
+        if (b.lengths.empty()) { return math_.take(b.in, b.targets, length); }
+        math_.take(b.in, b.targets, attention_->positions());
+    }
+
     template <class S>
     void through(S& s, memory_of_pass& m, int stage, const batch& b, int length, tutti::view<const T, M> in,
                  tutti::view<T, M> out) {
-        this->enter(static_cast<int>(b.in.size()), length, nullptr);
+        enter(b, length, m, stage);
         auto& k = m.kept;
         if (stage == 0) {
-            math_.take(b.in, b.targets, length);
+            take(b, length);
             this->embed(s, k.stream[0]);
         } else {
             k.layers[0].in = matrix<const T>(in.data(), rows_, config_.width);
@@ -319,12 +332,13 @@ private:
     template <class S>
     void backward_input(S& s, const call& c, tutti::view<const T, M>, tutti::view<const T, M> d_out,
                         tutti::view<T, M> d_in) {
-        const auto& k = memory_for(c.stage, c.micro_batch).kept;
+        const memory_of_pass& m = memory_for(c.stage, c.micro_batch);
+        const auto& k = m.kept;
         const batch& b = batch_of(c);
-        this->enter(static_cast<int>(b.in.size()), config_.context, nullptr);
+        enter(b, config_.context, m, c.stage);
         const bool ends = c.stage + 1 == schedule_.stages();
         const tutti::view<T, M> d_stream(d_stream_.data, d_stream_.top(rows_).size());
-        if (ends || c.stage == 0) { math_.take(b.in, b.targets, config_.context); }
+        if (ends || c.stage == 0) { take(b, config_.context); }
         if (ends) {
             this->classify(s, k.normalized.top(rows_), logits_.top(rows_));
             math_.loss_and_gradient(logits_.top(rows_), scale_);
@@ -355,6 +369,8 @@ private:
     const schedule_type& schedule_;
     int rank_;
     tensor_part part_;
+    document_attention<T>* attention_;                 // of batches whose sequences other ranks have parts of
+    int slots_ = 0;                                    // of it that memories have
     std::vector<std::size_t> place_;                   // by number in the whole model
     std::vector<std::list<memory_of_pass>> memories_;  // by stage
     std::vector<int> expected_;                        // by place: announcements until the gradient is complete

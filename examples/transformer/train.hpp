@@ -180,7 +180,8 @@ template <class Device, class Comm>
     const std::shared_ptr<tutti::comm::ledger> wire = training.traffic_ledger();
 
     // Documents: ranks share their attention.
-    const std::unique_ptr<document_attention<T>> shared = make_document_attention<T>(training, o, &trace);
+    const std::unique_ptr<document_attention<T>> shared =
+        make_document_attention<T>(training, o, &trace, world.rank(), o.model.heads);
     const int rows = shared ? static_cast<int>(shared->most_rows()) : o.micro_batch * o.model.context;
 
     // The model works on the strategy's queue, and is there for longer than it.
@@ -216,10 +217,6 @@ template <class Device, class Comm>
     if (!o.checkpoint.empty()) {
         kept.emplace(o, strategy, text);
         first_step = kept->resume(world, [&](const std::string& what) { shown.note(what); });
-        if (first_step >= last_step) {
-            throw bad_input(fmt::format("--resume: the run in '{}' is at step {}: nothing is left to do", o.checkpoint,
-                                        first_step));
-        }
     }
 
     const int part = o.batch / o.ranks;

@@ -13,6 +13,7 @@
 
 #include <sequence/problem.hpp>                    // direct solution
 #include <tutti/comm/counted.hpp>                  // bytes on the wire
+#include <tutti/core/philox.hpp>                   // random rows
 #include <tutti/sequence/engine.hpp>               // under test
 #include <tutti/sequence/partition/even_ring.hpp>  // partitions
 #include <tutti/sequence/partition/hybrid.hpp>     // partitions
@@ -445,6 +446,46 @@ TEST_CASE("one engine, many batches") {
     CHECK(got[2].out == got[0].out);
 }
 
+TEST_CASE("batches in flight together have the bits of one behind the other") {
+    const std::vector<std::int64_t> batches[] = {{70, 13, 2, 9, 30}, {5, 44, 0, 17, 31}};
+    comm::threads::launch(
+        4,
+        [&](comm::threads& world) {
+            engine_of<double, routed, chosen_layout> e(world.duplicate("sequence"), heads,
+                                                       {.partition = zeppelin(), .machines = two_nodes(2)});
+            struct in_flight {
+                decltype(e.make_memory()) kept;
+                std::vector<double> qkv{}, out{}, d_out{}, d_qkv{};
+            };
+            const auto forward = [&](int b) {
+                e.plan(batches[b]);
+                in_flight f{e.make_memory()};
+                const random_stream random{.seed = 7, .step = static_cast<std::uint32_t>(4 * b + world.rank())};
+                for (std::uint64_t i = 0; i < e.rows() * qkv_width; ++i) { f.qkv.push_back(random.uniform(i)); }
+                f.out.resize(e.rows() * out_width);
+                e.forward(view<const double>(f.qkv), view<double>(f.out), f.kept);
+                f.d_out = f.out;
+                return f;
+            };
+            const auto backward = [&](int b, in_flight& f) {
+                e.plan(batches[b]);
+                f.d_qkv.resize(f.qkv.size());
+                e.backward(view<const double>(f.d_out), view<double>(f.d_qkv), f.kept);
+                return f.d_qkv;
+            };
+            std::vector<double> alone[2];
+            for (const int b : {0, 1}) {
+                auto f = forward(b);
+                alone[b] = backward(b, f);
+            }
+            auto first = forward(0);
+            auto second = forward(1);
+            CHECK(backward(0, first) == alone[0]);
+            CHECK(backward(1, second) == alone[1]);
+        },
+        soon);
+}
+
 TEST_CASE("a partitioner's refusal is every rank's; other lengths on one rank are a mismatch, not a wait") {
     comm::threads::launch(
         3,
@@ -493,7 +534,7 @@ TEST_CASE("what does not fit is refused before anything moved") {
             },
             soon);
     };
-    const std::int64_t lengths[] = {3};
+    const std::int64_t lengths[] = {3}, others[] = {1, 2};
     const std::vector<float> qkv(3 * qkv_width);
     std::vector<float> out(3 * out_width), d_qkv(3 * qkv_width);
     const view<const float> in(qkv);
@@ -516,16 +557,16 @@ TEST_CASE("what does not fit is refused before anything moved") {
             e.plan(lengths);
             e.backward(view<const float>(out), view<float>(d_qkv), kept);
         },
-        "engine: backward of a batch that is not the one of the last plan and forward");
+        "engine: backward of a batch whose forward was not made by the plan that holds");
     expect_refused(
         [&](auto& e) {
             auto kept = e.make_memory();
             e.plan(lengths);
             e.forward(in, view<float>(out), kept);
-            e.plan(lengths);
+            e.plan(others);
             e.backward(view<const float>(out), view<float>(d_qkv), kept);
         },
-        "engine: backward of a batch that is not the one of the last plan and forward");
+        "engine: backward of a batch whose forward was not made by the plan that holds");
     comm::threads::launch(2, [](comm::threads& world) {
         using tried = engine_of<float, direct_exchange, remapped>;
         CHECK_THROWS_WITH_AS(

@@ -227,7 +227,8 @@ TEST_CASE("what documents cannot be trained on is refused") {
     using options = transformer::options;
     CHECK(refused([](options& o) { o.lengths.clear(); }) == "--pipeline: 'zeppelin' needs --lengths");
     CHECK(refused([](options&) {}, "ddp") ==
-          "--lengths: pipeline 'ddp' trains on sequences of one length; packed, even-ring and zeppelin do not");
+          "--lengths: pipeline 'ddp' trains on sequences of one length; packed, even-ring, zeppelin, tp, pp and 3d can "
+          "do otherwise");
     CHECK(refused([](options& o) { o.lengths.clear(), o.capacity = 9; }, "zero1").starts_with("--capacity: pipeline"));
     CHECK(refused([](options& o) { o.lengths.clear(), o.plan_picture = "x"; }, "co2").starts_with("--plan-picture: "));
     CHECK(refused([](options& o) { o.micro_batch = 2; }).starts_with("--micro-batch: pipeline 'zeppelin'"));

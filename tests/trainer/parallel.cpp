@@ -2,19 +2,22 @@
 #include <algorithm>    // max
 #include <cmath>        // fabs
 #include <cstdint>      // bytes
-#include <filesystem>   // saved weights
-#include <fstream>      // their bytes
-#include <iterator>     // all of them
+#include <fstream>      // lengths, weights
+#include <iterator>     // all bytes
+#include <set>          // ranks in a trace
 #include <string>       // files
 #include <string_view>  // names
+#include <utility>      // pair
 #include <vector>       // values
-
-#include <unistd.h>  // getpid
 
 #include <doctest/doctest.h>
 #include <tutti/checkpoint/safetensors.hpp>  // saved weights
+#include <tutti/comm/counted.hpp>            // what attention is over
 
+#include "host_device.hpp"
+#include "micro_batches.hpp"
 #include "parallel_run.hpp"
+#include "scratch_folder.hpp"
 #include "training.hpp"
 
 namespace {
@@ -28,10 +31,10 @@ constexpr double bar = 1e-12;
 constexpr int steps = 10;
 
 struct layout {
-    int tp = 1, pp = 1, dp = 1;
+    int tp = 1, pp = 1, dp = 1, sp = 1;
 };
 
-options run_of(const char* pipeline, layout l = {}, const char* schedule = "1f1b", int zero = 0, int recompute = -1) {
+options asked_for(const char* pipeline, layout l, const char* schedule, int zero, int recompute) {
     options o;
     o.model = {.vocabulary = 256, .context = 16, .layers = 8, .heads = 4, .width = 16};
     o.pipeline = pipeline;
@@ -48,7 +51,12 @@ options run_of(const char* pipeline, layout l = {}, const char* schedule = "1f1b
         o.tp = l.tp;
         o.pp = l.pp;
         o.dp = l.dp;
+        o.sp = l.sp;
     }
+    return o;
+}
+options run_of(const char* pipeline, layout l = {}, const char* schedule = "1f1b", int zero = 0, int recompute = -1) {
+    options o = asked_for(pipeline, l, schedule, zero, recompute);
     transformer::complete(o, std::string_view(pipeline) == "local", 0);
     return o;
 }
@@ -80,17 +88,6 @@ std::string bytes_of(const std::string& path) {
     return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Whole files of weights, tensor by tensor.
-class scratch {
-    std::filesystem::path folder_ =
-        std::filesystem::temp_directory_path() / ("tutti-parallel-" + std::to_string(::getpid()));
-
-public:
-    scratch() { std::filesystem::create_directories(folder_); }
-    ~scratch() { std::filesystem::remove_all(folder_); }
-    [[nodiscard]] std::string file(const char* name) const { return (folder_ / name).string(); }
-};
-
 TEST_CASE("however the model is cut, and by every schedule: the losses of one rank") {
     CHECK(on_one_rank().training.back().second < 0.9 * on_one_rank().training.front().second);
     CHECK(from_one_rank(run_of("tp", {2})) <= bar);
@@ -111,35 +108,127 @@ TEST_CASE("however the model is cut, and by every schedule: the losses of one ra
     CHECK(from_one_rank(run_of("pp", {1, 2}, "1f1b", 0, 2)) <= bar);  // layer normalization computed again
 }
 
+TEST_CASE("sequences over ranks, beside all other dimensions: the losses of one rank") {
+    CHECK(from_one_rank(run_of("3d", {1, 1, 1, 2})) <= bar);
+    CHECK(from_one_rank(run_of("3d", {1, 1, 1, 4})) <= bar);
+    CHECK(from_one_rank(run_of("tp", {2, 1, 1, 2})) <= bar);
+    CHECK(from_one_rank(run_of("pp", {1, 2, 1, 2})) <= bar);
+    CHECK(from_one_rank(run_of("3d", {1, 1, 2, 2}, "1f1b", 1)) <= bar);
+    CHECK(from_one_rank(run_of("3d", {2, 2, 1, 2}, "1f1b", 1)) <= bar);
+    CHECK(from_one_rank(run_of("3d", {1, 2, 1, 3}, "zb-v", 1, 3)) <= bar);  // chunks of two tokens and of three
+    CHECK(from_one_rank(run_of("3d", {1, 2, 1, 2}, "dualpipe")) <= bar);
+    CHECK(from_one_rank(run_of("pp", {1, 2, 1, 2}, "interleaved", 0, 2)) <= bar);
+    auto of_two = run_of("3d", {2, 1, 1, 2});
+    of_two.micro_batch = 2;
+    CHECK(from_one_rank(of_two) <= bar);
+}
+
+TEST_CASE("documents over ranks: the losses of one rank, and of the pipeline that places a step's documents") {
+    const trainer_test::scratch_folder folder;
+    std::ofstream(folder / "lengths") << "1 2 3 5 8 13 16 16";
+    const auto documents_of = [&](const char* pipeline, layout l, int micro_batch, const char* schedule = "1f1b",
+                                  int zero = 0, int recompute = -1) {
+        auto o = asked_for(pipeline, l, schedule, zero, recompute);
+        o.lengths = (folder / "lengths").string();
+        o.micro_batch = micro_batch;
+        if (!o.of_parts()) { o.ranks = 1; }
+        transformer::complete(o, false, 0);
+        return o;
+    };
+    const auto apart = [](const options& o, const transformer::result& expected) {
+        return distance(train_on_threads<double>(o, text()), expected);
+    };
+    // All of a step's documents in one micro-batch, by another trainer.
+    const auto at_once = train_on_threads<double>(documents_of("zeppelin", {}, 0), text());
+    CHECK(at_once.training.back().second < 0.9 * at_once.training.front().second);
+    CHECK(apart(documents_of("tp", {2}, 8), at_once) <= bar);
+    CHECK(apart(documents_of("3d", {2, 1, 1, 2}, 8), at_once) <= bar);
+    // Micro-batches in flight, each with documents of its own; losses are means over all tokens, not of means.
+    const auto alone = train_on_threads<double>(documents_of("tp", {1}, 2), text());
+    CHECK(distance(alone, at_once) > 1e-4);
+    CHECK(apart(documents_of("3d", {1, 1, 2, 2}, 2, "1f1b", 1), alone) <= bar);
+    CHECK(apart(documents_of("pp", {1, 2}, 2), alone) <= bar);
+    CHECK(apart(documents_of("3d", {2, 2, 1, 2}, 2, "1f1b", 1), alone) <= bar);
+    CHECK(apart(documents_of("pp", {1, 2, 1, 2}, 2, "zb-v"), alone) <= bar);
+    CHECK(apart(documents_of("pp", {1, 2, 1, 2}, 2, "interleaved", 0, 3), alone) <= bar);
+    CHECK(apart(documents_of("3d", {1, 2, 1, 2}, 2, "dualpipe", 1), alone) <= bar);
+    auto tight = documents_of("3d", {1, 1, 1, 2}, 2);
+    tight.capacity = 16;
+    CHECK(apart(tight, alone) <= bar);
+    auto routed = documents_of("3d", {1, 1, 1, 4}, 2);
+    routed.nodes = 2;
+    CHECK(apart(routed, alone) <= bar);
+}
+
+TEST_CASE("each micro-batch has documents of its own, whichever replica has it") {
+    const trainer_test::scratch_folder folder;
+    std::ofstream(folder / "lengths") << "1 2 3 5 8 13 16 16";
+    auto o = asked_for("3d", {}, "1f1b", 0, -1);
+    o.lengths = (folder / "lengths").string();
+    transformer::complete(o, false, 0);
+    tutti::comm::threads::launch(1, [&](tutti::comm::threads& world) {
+        const auto drawn = [&](int dp, int step, int replica) {
+            o.dp = dp;
+            tutti::comm::counted comm(transformer::host_device<double>().communicator(world, o));
+            const auto attention = transformer::make_document_attention<double>(comm, o, nullptr, 0, o.model.heads);
+            const transformer::micro_batch_rows<double> rows(o, attention.get());
+            std::vector<transformer::batch> all;
+            const std::uint64_t valid = rows.draw(all, text().training(), step, replica);
+            return std::pair(all, valid);
+        };
+        const auto [all, valid] = drawn(1, 3, 0);
+        REQUIRE(all.size() == 8);
+        std::size_t documents = 0;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            CHECK(all[i].in.size() == 16);
+            documents += all[i].lengths.size();
+            for (std::size_t k = 0; k < i; ++k) { CHECK(all[i].in != all[k].in); }
+        }
+        CHECK(valid == 8 * 16 - documents);
+        for (const int replica : {0, 1}) {
+            const auto [half, of_both] = drawn(2, 3, replica);
+            CHECK(of_both == valid);
+            REQUIRE(half.size() == 4);
+            for (std::size_t i = 0; i < 4; ++i) {
+                CHECK(half[i].in == all[4 * static_cast<std::size_t>(replica) + i].in);
+                CHECK(half[i].targets == all[4 * static_cast<std::size_t>(replica) + i].targets);
+            }
+        }
+        CHECK(drawn(1, 4, 0).first[0].in != all[0].in);
+    });
+}
+
 TEST_CASE("in float, and with a vocabulary that does not divide") {
     auto o = run_of("local");
     o.model.vocabulary = 259;
     const auto alone = train_on_threads<double>(o, text());
     const auto alone_in_float = train_on_threads<float>(o, text());
-    o = run_of("3d", {4, 2}, "zb-v");
-    o.model.vocabulary = 259;
-    CHECK(distance(train_on_threads<double>(o, text()), alone) <= bar);
-    CHECK(distance(train_on_threads<float>(o, text()), alone_in_float) <= 1e-5);
+    for (const layout l : {layout{4, 2}, layout{2, 2, 1, 2}}) {
+        o = run_of("3d", l, "zb-v");
+        o.model.vocabulary = 259;
+        CHECK(distance(train_on_threads<double>(o, text()), alone) <= bar);
+        CHECK(distance(train_on_threads<float>(o, text()), alone_in_float) <= 1e-5);
+    }
 }
 
 TEST_CASE("heads that do not divide: some ranks have one more") {
-    const scratch folder;
+    const trainer_test::scratch_folder folder;
     auto o = run_of("local");
     o.model.heads = 5;
     o.model.width = 20;
-    o.save = folder.file("alone");
+    o.save = (folder / "alone").string();
     const auto alone = train_on_threads<double>(o, text());
-    for (const layout l : {layout{2, 1, 2}, layout{3, 2}}) {
+    for (const layout l : {layout{2, 1, 2}, layout{3, 1, 1, 2}, layout{3, 2}}) {
         auto cut = run_of("3d", l, "1f1b", 1);
         cut.model.heads = 5;
         cut.model.width = 20;
         CHECK(distance(train_on_threads<double>(cut, text()), alone) <= bar);
-        cut.load = folder.file("alone");
-        cut.save = folder.file("again");
+        cut.load = (folder / "alone").string();
+        cut.save = (folder / "again").string();
         cut.learning_rate = 1e-30;
         cut.steps = 1;
         static_cast<void>(train_on_threads<double>(cut, text()));
-        CHECK(bytes_of(folder.file("again")) == bytes_of(folder.file("alone")));
+        CHECK(bytes_of((folder / "again").string()) == bytes_of((folder / "alone").string()));
     }
 }
 
@@ -183,6 +272,38 @@ TEST_CASE("bytes along each dimension are those of the formulas") {
         CHECK(sent[2] == std::max(first_stage, last_stage) * e);
         CHECK(sent[1] == m / 2 * activation + table);
     }
+    // Over s ranks: of each layer's keys and values, of w / t columns each, a rank passes on all rows but those of the
+    // next one, forward and backward; and their gradients, but for its own.
+    const auto ring = [&](std::uint64_t s, std::uint64_t t) {
+        return m * layers * 2 * (w / t) * rows * e * 3 * (s - 1) / s;
+    };
+    const std::uint64_t all = 256 * w + 16 * w + layers * layer + 2 * w;
+    for (const std::uint64_t s : {2u, 4u}) {
+        CAPTURE(s);
+        const auto sent = bytes(with_steps(run_of("3d", {1, 1, 1, static_cast<int>(s)})));
+        CHECK(sent[4] == ring(s, 1));
+        CHECK(sent[2] == 2 * (s - 1) * all * e / s);  // weights are averaged over them
+        CHECK(sent[0] + sent[1] + sent[3] == 0);
+    }
+    CHECK(bytes(with_steps(run_of("3d", {1, 1, 1, 2}, "1f1b", 0, 3)))[4] == ring(2, 1) / 3 * 4);
+    const auto cut = with_steps(run_of("3d", {2, 2, 1, 2}));
+    const auto trained = train_on_threads<double>(cut, text());
+    const auto& sent = trained.parallel->bytes;
+    CHECK(sent[4] == ring(2, 2) / 2);  // half of the layers
+    CHECK(sent[1] == m * activation / 2 + table / 2);
+    CHECK(sent[3] == bytes(with_steps(run_of("3d", {2, 2})))[3]);
+    const auto report = transformer::report_of(cut, trained)["parallel"];
+    CHECK(report["sp"] == 2);
+    CHECK(report["bytes_per_rank_per_step"]["sequence"] == sent[4]);
+    std::set<int> ranks_that_pass_blocks;
+    const auto trace = nlohmann::json::parse(trained.trace);
+    for (const auto& event : trace["traceEvents"]) {
+        if (event["name"] != "thread_name") { continue; }
+        if (event["args"]["name"].get<std::string>().find("attention") != std::string::npos) {
+            ranks_that_pass_blocks.insert(event["pid"].get<int>());
+        }
+    }
+    CHECK(ranks_that_pass_blocks.size() == 8);
 }
 
 TEST_CASE("what is kept: micro-batches in flight, or what enters stages") {
@@ -199,39 +320,97 @@ TEST_CASE("what is kept: micro-batches in flight, or what enters stages") {
 }
 
 TEST_CASE("weights are saved whole, and loaded by any number of ranks; the same text is written") {
-    const scratch folder;
+    const trainer_test::scratch_folder folder;
     const auto trained = [&](options o, const char* file) {
         o.quiet = false;
         o.steps = 4;
-        o.save = folder.file(file);
+        o.save = (folder / file).string();
         return train_on_threads<double>(o, text());
     };
     const auto alone = trained(run_of("local"), "alone");
-    const auto parts = trained(run_of("3d", {2, 2, 2}, "dualpipe", 1), "parts");
-    CHECK(parts.sample.size() == 400);
-    CHECK(parts.sample == alone.sample);
-    const tutti::checkpoint::safetensors_file expected(folder.file("alone")), saved(folder.file("parts"));
-    REQUIRE(saved.tensors().size() == expected.tensors().size());
-    for (const auto& [key, stored] : expected.tensors()) {
-        const std::string name = key;
-        CAPTURE(name);
-        REQUIRE(saved.at(name).shape == stored.shape);
-        std::size_t count = 1;
-        for (const auto extent : stored.shape) { count *= static_cast<std::size_t>(extent); }
-        std::vector<float> a(count), b(count);
-        expected.read(name, tutti::view<float>(a));
-        saved.read(name, tutti::view<float>(b));
-        double most = 0, apart = 0;
-        for (std::size_t i = 0; i < count; ++i) {
-            most = std::max(most, std::fabs(static_cast<double>(a[i])));
-            apart = std::max(apart, std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+    const tutti::checkpoint::safetensors_file expected((folder / "alone").string());
+    for (const layout l : {layout{2, 2, 2, 1}, layout{2, 2, 1, 2}}) {
+        const auto parts = trained(run_of("3d", l, "dualpipe", 1), "parts");
+        CHECK(parts.sample.size() == 400);
+        CHECK(parts.sample == alone.sample);
+        const tutti::checkpoint::safetensors_file saved((folder / "parts").string());
+        REQUIRE(saved.tensors().size() == expected.tensors().size());
+        for (const auto& [key, stored] : expected.tensors()) {
+            const std::string name = key;
+            CAPTURE(name);
+            REQUIRE(saved.at(name).shape == stored.shape);
+            std::size_t count = 1;
+            for (const auto extent : stored.shape) { count *= static_cast<std::size_t>(extent); }
+            std::vector<float> a(count), b(count);
+            expected.read(name, tutti::view<float>(a));
+            saved.read(name, tutti::view<float>(b));
+            double most = 0, apart = 0;
+            for (std::size_t i = 0; i < count; ++i) {
+                most = std::max(most, std::fabs(static_cast<double>(a[i])));
+                apart = std::max(apart, std::fabs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
+            }
+            CHECK(apart <= 1.2e-7 * most);  // the last bit of float
         }
-        CHECK(apart <= 1.2e-7 * most);  // the last bit of float
     }
-    auto o = run_of("local"), cut = run_of("3d", {2, 2}, "zb-h1", 1);
-    o.load = cut.load = folder.file("parts");
+    auto o = run_of("local"), cut = run_of("3d", {2, 2, 1, 2}, "zb-h1", 1);
+    o.load = cut.load = (folder / "parts").string();
     o.steps = cut.steps = 3;
     CHECK(distance(train_on_threads<double>(cut, text()), train_on_threads<double>(o, text())) <= bar);
+}
+
+TEST_CASE("a run that was ended early and resumed has the bits of one that was not; other parts do not go on from it") {
+    const trainer_test::scratch_folder folder;
+    std::ofstream(folder / "lengths") << "1 2 3 5 8 13 16 16";
+    int number = 0;
+    const auto check_resumed = [&](options o) {
+        const auto whole = train_on_threads<double>(o, text());
+        o.checkpoint = (folder / std::to_string(number++)).string();
+        o.checkpoint_every = 3;
+        o.resume = true;
+        o.stop_after = 4;
+        CHECK(train_on_threads<double>(o, text()).first_step == 0);
+        o.stop_after = 0;
+        const auto rest = train_on_threads<double>(o, text());
+        CHECK(rest.first_step == 4);
+        CHECK(rest.parameter_hash == whole.parameter_hash);
+        REQUIRE(rest.training.size() == steps - 4);
+        CHECK(std::equal(rest.training.begin(), rest.training.end(), whole.training.begin() + 4));
+        return o;
+    };
+    static_cast<void>(check_resumed(run_of("3d", {1, 2, 1, 2}, "dualpipe", 1)));
+    auto of_documents = asked_for("3d", {1, 2, 1, 2}, "zb-v", 0, -1);
+    of_documents.lengths = (folder / "lengths").string();
+    of_documents.micro_batch = 2;
+    transformer::complete(of_documents, false, 0);
+    static_cast<void>(check_resumed(of_documents));
+    auto o = check_resumed(run_of("3d", {2, 2, 2}, "interleaved", 1));
+    const auto refused = [&](options other) {
+        other.checkpoint = o.checkpoint;
+        other.resume = true;
+        try {
+            static_cast<void>(train_on_threads<double>(other, text()));
+        } catch (const transformer::bad_input& e) {
+            const std::string why = e.what();
+            const auto folder_at = why.find(o.checkpoint);
+            REQUIRE(folder_at != std::string::npos);
+            return std::string(why).erase(folder_at, o.checkpoint.size());
+        }
+        return std::string("nothing");
+    };
+    CHECK(refused(o) == "--resume: the run in '' is at step 10: nothing is left to do");
+    const std::string begun_with = "--resume: the run in '' was begun with --tp 2 --pp 2 --dp 2 --sp 1 --zero 1 "
+                                   "--micro-batch 1, and goes on with these";
+    CHECK(refused(run_of("3d", {2, 2, 1, 2}, "interleaved", 1)) == begun_with);
+    CHECK(refused(run_of("3d", {2, 2, 4}, "interleaved", 1)) == begun_with);
+    CHECK(refused(run_of("3d", {2, 2, 2}, "interleaved", 0)) == begun_with);
+    const std::string_view other_parts = "--resume: the run in '' has another model, or other parts of it: give the "
+                                         "--tp, --pp and --pipeline-schedule that it was begun with (";
+    CHECK(refused(run_of("3d", {1, 2, 2, 2}, "interleaved", 1)).starts_with(other_parts));
+    CHECK(refused(run_of("3d", {2, 4}, "1f1b", 1)).starts_with(other_parts));
+    CHECK(refused(run_of("3d", {2, 2, 2}, "1f1b", 1)).starts_with(other_parts));
+    auto seeded = run_of("3d", {2, 2, 2}, "interleaved", 1);
+    seeded.seed = 7;
+    CHECK(refused(seeded) == "--resume: the run in '' has another --seed, --batch, --context, --lengths or text");
 }
 
 TEST_CASE("what cannot be is refused with the reason") {
@@ -254,8 +433,35 @@ TEST_CASE("what cannot be is refused with the reason") {
     CHECK(refused("ddp", [](O& o) { o.recompute = 3; }) ==
           "--recompute 3: pipeline 'ddp' has the whole model on every rank; tp, pp and 3d do not");
     CHECK(refused("3d", [](O& o) { o.ranks = 8, o.tp = 2, o.pp = 2, o.dp = 1; }) ==
-          "--ranks: 8 ranks, but --tp 2 x --pp 2 x --dp 1 are 4");
-    CHECK(refused("3d", [](O& o) { o.ranks = 6, o.tp = 4; }) == "--ranks: 6 ranks, but --tp 4 x --pp 1 x --dp 1 are 4");
+          "--ranks: 8 ranks, but --tp 2 x --pp 2 x --dp 1 x --sp 1 are 4");
+    CHECK(refused("3d", [](O& o) { o.ranks = 6, o.tp = 4; }) ==
+          "--ranks: 6 ranks, but --tp 4 x --pp 1 x --dp 1 x --sp 1 are 4");
+    CHECK(refused("tp", [](O& o) { o.ranks = 6, o.sp = 4; }) ==
+          "--ranks: 6 ranks, but --tp 1 x --pp 1 x --dp 1 x --sp 4 are 4");
+    CHECK(refused("zeppelin", [](O& o) { o.sp = 2, o.lengths = "magi"; }) ==
+          "--sp: pipeline 'zeppelin' has the whole model on every rank; tp, pp and 3d do not");
+    CHECK(refused("tp", [](O& o) { o.sp = 16, o.tp = 1; }) ==
+          "--sp: 16 ranks have two chunks each of a sequence, which are more than the 16 tokens of --context");
+    CHECK(
+        refused("tp", [](O& o) { o.tp = 2, o.sp = 3, o.nodes = 2; }) ==
+        "--nodes: the 3 ranks that share sequences, every --tp 2 ranks one, would be unevenly on machines of 3 ranks; "
+        "--tp times --sp and the ranks of a machine should divide one another");
+    CHECK(refused("3d", [](O& o) { o.tp = 2, o.sp = 2, o.dp = 2, o.nodes = 4, o.network = "1Gbit"; }) == "nothing");
+    CHECK(refused("tp", [](O& o) { o.sp = 2, o.capacity = 9; }) ==
+          "--capacity: sequences of one length are divided evenly; --lengths draws documents");
+    CHECK(refused("tp", [](O& o) { o.sp = 3, o.tp = 1, o.lengths = "magi"; }) ==
+          "--sp: the 16 tokens of a micro-batch cannot be divided among 3 ranks");
+    CHECK(refused("tp", [](O& o) { o.sp = 2, o.tp = 1, o.lengths = "magi", o.capacity = 7; }) ==
+          "--capacity: --sp 2 ranks of 7 tokens do not hold the 16 of a micro-batch");
+    CHECK(refused("pp", [](O& o) { o.lengths = "nowhere"; }).starts_with("--lengths: 'nowhere' is not one of"));
+    CHECK(refused("pp", [](O& o) { o.lengths = "magi", o.steps = 100'000'000, o.batch = 1024, o.dp = 1; }) ==
+          "--steps: documents of 100000000 steps of 1024 micro-batches are more than can be drawn");
+    CHECK(refused("tp", [](O& o) { o.lengths = "magi", o.plan_picture = "x"; }) ==
+          "--plan-picture: is of packed, even-ring and zeppelin, not of pipeline 'tp'");
+    CHECK(refused("tp", [](O& o) { o.device = "cuda", o.sp = 2, o.tp = 1; }) ==
+          "--sp: pipeline 'tp' on GPUs has whole sequences of one length on every rank; --device cpu divides them");
+    CHECK(
+        refused("tp", [](O& o) { o.device = "cuda", o.lengths = "magi"; }).starts_with("--lengths: pipeline 'tp' on"));
     CHECK(refused("tp", [](O& o) { o.pp = 2; }) ==
           "--pp: pipeline 'tp' has all layers on every rank; 3d divides them too");
     CHECK(refused("pp", [](O& o) { o.tp = 2; }) == "--tp: pipeline 'pp' has whole layers; 3d divides them too");
@@ -276,8 +482,6 @@ TEST_CASE("what cannot be is refused with the reason") {
           "--recompute: 'zb-v' computes weights' gradients later, from what forward kept: 0 or 3");
     CHECK(refused("3d", [](O& o) { o.dp = 3, o.tp = o.pp = 1; }) ==
           "--batch: 8 sequences cannot be divided among 3 replicas");
-    CHECK(refused("3d", [](O& o) { o.checkpoint = "x"; }) ==
-          "--checkpoint: pipeline '3d' has none; --save writes weights");
 }
 
 }  // namespace

@@ -54,11 +54,11 @@ TEST_CASE("mpi: documents whose attention processes share have the losses of one
     }
 }
 
-TEST_CASE("mpi: processes that have parts of the model have the losses of one rank") {
+TEST_CASE("mpi: processes that have parts of the model, and of sequences, have the losses of one rank") {
     const auto text = trainer_test::some_text(64);
     tutti::comm::mpi world(MPI_COMM_WORLD);
     transformer::one_thread_per_rank();
-    const auto run_of = [](const char* pipeline, int ranks) {
+    const auto run_of = [](const char* pipeline, int ranks, int sp = 1, const char* lengths = "") {
         transformer::options o;
         o.model = {.vocabulary = 256, .context = 64, .layers = 4, .heads = 2, .width = 16};
         o.pipeline = pipeline;
@@ -66,21 +66,32 @@ TEST_CASE("mpi: processes that have parts of the model have the losses of one ra
         o.steps = 4;
         o.quiet = true;
         if (o.of_parts()) {
-            o.micro_batch = 1;
-            o.tp = ranks % 2 == 0 ? 2 : 1;
-            o.pp = ranks == 4 ? 2 : 1;
+            const int rest = ranks / sp;
+            o.micro_batch = sp == 1 ? 1 : 3;
+            o.tp = rest % 2 == 0 ? 2 : 1;
+            o.pp = rest == 4 ? 2 : 1;
+            o.sp = sp;
             o.zero = 1;
             o.pipeline_schedule = "zb-h1";
+            o.lengths = lengths;
         }
-        transformer::complete(o, ranks == 1, 0);
+        transformer::complete(o, ranks == 1 && !o.of_parts(), 0);
         return o;
     };
-    const auto processes =
-        transformer::run_on_cpu<double>(world, run_of("3d", world.size()), text, tutti::clock_type::now());
-    if (world.rank() != 0) { return; }
-    CHECK(distance(processes, trainer_test::train_on_threads<double>(run_of("local", 1), text)) <= bar<double>);
-    const auto threads = trainer_test::train_on_threads<double>(run_of("3d", world.size()), text);
-    CHECK(processes.parallel->bytes == threads.parallel->bytes);
+    const int sp = world.size() == 3 ? 3 : 2;
+    for (const auto& cut :
+         {run_of("3d", world.size()), run_of("3d", world.size(), sp), run_of("3d", world.size(), sp, "magi")}) {
+        const auto processes = transformer::run_on_cpu<double>(world, cut, text, tutti::clock_type::now());
+        if (world.rank() != 0) { continue; }
+        auto whole = run_of("local", 1);
+        if (cut.of_documents()) {
+            whole = run_of("3d", 1, 1, "magi");
+            whole.micro_batch = cut.micro_batch;
+        }
+        CHECK(distance(processes, trainer_test::train_on_threads<double>(whole, text)) <= bar<double>);
+        const auto threads = trainer_test::train_on_threads<double>(cut, text);
+        CHECK(processes.parallel->bytes == threads.parallel->bytes);
+    }
 }
 
 }  // namespace

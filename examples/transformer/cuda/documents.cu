@@ -17,9 +17,9 @@ namespace transformer {
 
 template <class T, class Comm>
 std::unique_ptr<document_attention<T>> make_document_attention(Comm& comm, const options& o,
-                                                               tutti::schedule::timeline* trace) {
+                                                               tutti::schedule::timeline* trace, int rank, int heads) {
     using kernel = typename tutti::sequence::default_attention<tutti::cuda_queue>::template of<T>;
-    return make_document_attention_with<kernel>(comm, o, trace);
+    return make_document_attention_with<kernel>(comm, o, trace, rank, heads);
 }
 
 #if TRANSFORMER_WITH_NCCL
@@ -28,8 +28,9 @@ using gpus = tutti::comm::counted<tutti::comm::nccl>;
 using gpus = tutti::comm::counted<tutti::comm::self<tutti::cuda_queue>>;
 #endif
 template std::unique_ptr<document_attention<float>> make_document_attention<float>(gpus&, const options&,
-                                                                                   tutti::schedule::timeline*);
+                                                                                   tutti::schedule::timeline*, int,
+                                                                                   int);
 template std::unique_ptr<document_attention<tutti::bfloat16>> make_document_attention<tutti::bfloat16>(
-    gpus&, const options&, tutti::schedule::timeline*);
+    gpus&, const options&, tutti::schedule::timeline*, int, int);
 
 }  // namespace transformer

@@ -41,7 +41,8 @@ struct pp : of_parts {
 };
 struct three_dimensional : of_parts {
     static constexpr std::string_view name = "3d";
-    static constexpr std::string_view summary = "tensor x pipeline x data parallel, by --tp, --pp and --dp";
+    static constexpr std::string_view summary =
+        "tensor x pipeline x data x sequence parallel, by --tp, --pp, --dp and --sp";
 };
 
 }  // namespace transformer::pipelines

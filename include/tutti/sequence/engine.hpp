@@ -65,7 +65,8 @@ struct engine_traffic {
 /// Semantics    plan(lengths): collective, once a batch, with the same lengths on all ranks. It says what this rank's
 ///              rows are (pieces, sequences, positions): the rest of the model works on these, with embeddings of
 ///              `positions` and loss weights by `sequences`. forward and backward: all ranks, in the same order, as
-///              often as there are layers, each with a `memory` of its own from forward to backward.
+///              often as there are layers, each with a `memory` of its own from forward to backward. Batches may be in
+///              flight together: before its backward a batch is planned again, which gives the same rows.
 ///   loss_scale what a rank multiplies the sum of its tokens' losses by, so that the sum over ranks is the mean over all
 ///              valid tokens, not a mean of means. Gradients of that are summed over ranks too; a strategy that averages
 ///              them wants its loss, or its gradient, times the number of ranks. Collective.
@@ -79,7 +80,7 @@ struct engine_traffic {
 ///              elements a token, and the engine has as much once.
 /// Errors       mismatch_error from plan when lengths or options differ; usage_error from plan, on all ranks, when the
 ///              partitioner refuses; usage_error from forward and backward, before anything moved, for shapes that do
-///              not fit or the memory of another batch: those abort the communicator, since other ranks would wait.
+///              not fit or the memory of another plan: those abort the communicator, since other ranks would wait.
 template <comm::can_exchange C, partitioner Partition, class Route = direct_exchange, class Layout = remapped,
           block_attention Block = typename default_attention<queue_of<C>>::type>
 requires(round_exchange<Route, C> && (std::same_as<Layout, remapped> || std::same_as<Layout, in_place> ||
@@ -102,7 +103,7 @@ public:
         buffer<T, Q> moved_qkv, moved_out;  // where attention has them, if that is elsewhere
         buffer<P, Q> log_sum_exp;
         view<const T, M> qkv, out;
-        std::uint64_t plan = 0;
+        std::optional<std::uint64_t> plan;
     };
     [[nodiscard]] memory make_memory() { return memory(comm().queue()); }
 
@@ -123,7 +124,7 @@ public:
 
     void plan(std::span<const std::int64_t> lengths) {
         moves_.reset();
-        planned_ = 0;
+        planned_.reset();
         if constexpr (std::same_as<Layout, chosen_layout>) {
             comm().agree(layout_.moves_tokens ? 1 : 0, "the layout of the engine");
         }
@@ -141,7 +142,7 @@ public:
             sequences_.insert(sequences_.end(), static_cast<std::size_t>(p.size()), p.sequence);
             for (std::int64_t t = p.begin; t < p.end; ++t) { positions_.push_back(t); }
         }
-        planned_ = ++plans_;
+        planned_ = hash_of(where_);
     }
 
     /// Of the batch planned last, the same on all ranks.
@@ -200,8 +201,8 @@ public:
     }
 
     void backward(view<const T, M> d_out, view<T, M> d_qkv, const memory& kept) {
-        if (planned_ == 0 || kept.plan != planned_) {
-            refuse("engine: backward of a batch that is not the one of the last plan and forward");
+        if (!planned_ || kept.plan != planned_) {
+            refuse("engine: backward of a batch whose forward was not made by the plan that holds");
         }
         expect("d_out", d_out, out_width());
         expect("d_qkv", view<const T, M>(d_qkv), qkv_width());
@@ -243,7 +244,7 @@ private:
         throw usage_error(why);
     }
     void expect(std::string_view name, view<const T, M> given, std::size_t width) {
-        if (planned_ == 0) { refuse("engine: no batch is planned"); }
+        if (!planned_) { refuse("engine: no batch is planned"); }
         if (given.size() != rows() * width) {
             refuse(formatted("engine: {} has {} elements, rank {} has {} rows of {}", name, given.size(), comm().rank(),
                              rows(), width));
@@ -312,8 +313,7 @@ private:
     std::vector<piece> own_;
     std::vector<int> sequences_;
     std::vector<std::int64_t> positions_;
-    std::uint64_t plans_ = 0;
-    std::uint64_t planned_ = 0;  // number of the plan that holds, 0 for none
+    std::optional<std::uint64_t> planned_;  // hash of the plan that holds
 };
 
 }  // namespace tutti::sequence

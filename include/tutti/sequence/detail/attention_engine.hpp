@@ -45,7 +45,7 @@ protected:
     attention_engine(C comm, attention_heads heads, attention_options options, Block block)
         : base(comm.queue(), heads, options, std::move(block))
         , comm_(std::move(comm))
-        , lane_(comm_.duplicate("attention"), {options.timeout, options.trace, -1, "main"}) {}
+        , lane_(comm_.duplicate("attention"), {options.timeout, options.trace, options.trace_rank, "main"}) {}
 
 public:
     attention_engine(attention_engine&&) = default;

@@ -1,0 +1,144 @@
+// How a model, its batch and its sequences are divided over ranks: the options of pipelines tp, pp and 3d, their checks.
+// Needs CLI11.
+#pragma once
+
+#include <algorithm>    // find, max, min
+#include <cstdint>      // tokens
+#include <iterator>     // begin, end
+#include <limits>       // numbers of micro-batches
+#include <string>       // messages
+#include <string_view>  // names
+#include <utility>      // pair
+#include <vector>       // members
+
+#include <CLI/CLI.hpp>                   // command line
+#include <fmt/format.h>                  // messages
+#include <tutti/comm/topology.hpp>       // machines
+#include <tutti/core/error.hpp>          // usage_error
+#include <tutti/sequence/placement.hpp>  // cluster_of
+
+#include "bad_input.hpp"
+
+namespace transformer {
+
+struct parallel_options {
+    int tp = 0;  // ranks along each dimension; 0: what is left of --ranks, or 1
+    int pp = 0;
+    int dp = 0;
+    int sp = 0;
+    int zero = 0;  // the stage among replicas
+    std::string pipeline_schedule = "1f1b";
+};
+
+inline void declare(CLI::App& app, parallel_options& o) {
+    const CLI::Range ranks(1, 1024);
+    app.add_option("--tp", o.tp,
+                   "tp, 3d: ranks that share every layer: heads, the wider layers and the vocabulary are divided")
+        ->check(ranks);
+    app.add_option("--pp", o.pp, "pp, 3d: ranks that have some of the layers each")->check(ranks);
+    app.add_option("--dp", o.dp,
+                   "tp, pp, 3d: replicas, which have parts of the batch; --ranks is --tp times --pp times --dp times "
+                   "--sp; those not given are 1, but what is left for tp's --tp, pp's --pp, 3d's --dp")
+        ->check(ranks);
+    app.add_option("--sp", o.sp,
+                   "likewise: ranks that have parts of every sequence, two chunks each, and attend to it in a ring; "
+                   "with --lengths documents are where zeppelin places them")
+        ->check(ranks);
+    app.add_option("--zero", o.zero, "tp, pp, 3d: 1 lets replicas share the optimizer's state, as zero1 does")
+        ->check(CLI::Range(0, 1))
+        ->capture_default_str();
+    app.add_option("--pipeline-schedule", o.pipeline_schedule,
+                   "pp, 3d: gpipe, 1f1b, interleaved (two stages a rank), zb-h1, zb-v (two stages a rank) or dualpipe "
+                   "(two copies of the model)")
+        ->capture_default_str();
+}
+
+namespace detail {
+
+/// Ranks along the dimensions, and their product. `Options` has these and all others. Errors: bad_input.
+template <class Options> void complete_parts(Options& o, int processes) {
+    const std::pair<const char*, bool> given[] = {{"--tp", o.tp != 0},     {"--pp", o.pp != 0},
+                                                  {"--dp", o.dp != 0},     {"--sp", o.sp != 0},
+                                                  {"--zero", o.zero != 0}, {"--recompute 3", o.recompute == 3}};
+    for (const auto& [option, is_given] : given) {
+        require(!is_given || o.of_parts() || !o.compare.empty(),
+                fmt::format("{}: pipeline '{}' has the whole model on every rank; tp, pp and 3d do not", option,
+                            o.pipeline));
+    }
+    if (!o.of_parts()) { return; }
+    require(o.pipeline != "tp" || o.pp <= 1, "--pp: pipeline 'tp' has all layers on every rank; 3d divides them too");
+    require(o.pipeline != "pp" || o.tp <= 1, "--tp: pipeline 'pp' has whole layers; 3d divides them too");
+    int& rest = o.pipeline == "tp" ? o.tp : o.pipeline == "pp" ? o.pp : o.dp;
+    const bool on_gpu = o.device == "cuda";
+    if (o.ranks == 0) { o.ranks = on_gpu && o.gpus != 0 ? o.gpus : processes; }
+    if (o.ranks == 0 && rest == 0) { o.ranks = on_gpu ? 1 : 4; }
+    const auto or_one = [](int n) { return n == 0 ? 1L : static_cast<long>(n); };
+    if (rest == 0) {
+        const long others = or_one(o.tp) * or_one(o.pp) * or_one(o.dp) * or_one(o.sp);
+        rest = static_cast<int>(std::max(1L, o.ranks / others));
+    }
+    for (int* const n : {&o.tp, &o.pp, &o.dp, &o.sp}) { *n = static_cast<int>(or_one(*n)); }
+    const long product = static_cast<long>(o.tp) * o.pp * o.dp * o.sp;
+    if (o.ranks == 0) { o.ranks = static_cast<int>(std::min(product, 1L << 20)); }
+    require(o.ranks == product, fmt::format("--ranks: {} ranks, but --tp {} x --pp {} x --dp {} x --sp {} are {}",
+                                            o.ranks, o.tp, o.pp, o.dp, o.sp, product));
+    if (on_gpu && o.gpus == 0) { o.gpus = o.ranks; }
+    require(o.model.heads >= o.tp, fmt::format("--tp: {} heads cannot be divided among {} ranks", o.model.heads, o.tp));
+    constexpr std::string_view schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"};
+    require(std::find(std::begin(schedules), std::end(schedules), o.pipeline_schedule) != std::end(schedules),
+            fmt::format("--pipeline-schedule: '{}' is not one of gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe",
+                        o.pipeline_schedule));
+    const bool defers = o.pipeline_schedule.starts_with("zb-") || o.pipeline_schedule == "dualpipe";
+    require(!defers || o.recompute < 0 || o.recompute == 0 || o.recompute == 3,
+            fmt::format("--recompute: '{}' computes weights' gradients later, from what forward kept: 0 or 3",
+                        o.pipeline_schedule));
+    if (defers && o.recompute < 0) { o.recompute = 0; }
+}
+
+/// That attention can be shared; --micro-batch is known. Errors: bad_input.
+template <class Options> void expect_shareable_attention(const Options& o) {
+    if (!o.of_parts()) { return; }
+    require(o.capacity == 0 || !o.lengths.empty(),
+            "--capacity: sequences of one length are divided evenly; --lengths draws documents");
+    if (!o.shares_attention()) { return; }
+    const char* const option = o.sp > 1 ? "--sp" : "--lengths";
+    require(o.device != "cuda",
+            fmt::format("{}: pipeline '{}' on GPUs has whole sequences of one length on every rank; --device cpu "
+                        "divides them",
+                        option, o.pipeline));
+    require(o.model.context >= 2 * o.sp,
+            fmt::format("--sp: {} ranks have two chunks each of a sequence, which are more than the {} tokens of "
+                        "--context",
+                        o.sp, o.model.context));
+    if (o.nodes != 0 || !o.network.empty()) {
+        const int nodes = o.nodes == 0 ? o.ranks : o.nodes;
+        const auto machines = tutti::comm::topology::uniform(nodes, o.ranks / nodes);
+        for (int first = 0; first < o.ranks; ++first) {
+            if (first / o.tp % o.sp != 0) { continue; }
+            std::vector<int> members;
+            for (int s = 0; s < o.sp; ++s) { members.push_back(first + s * o.tp); }
+            try {
+                static_cast<void>(tutti::sequence::cluster_of(machines.subset(members)));
+            } catch (const tutti::usage_error&) {
+                throw bad_input(fmt::format("--nodes: the {} ranks that share sequences, every --tp {} ranks one, "
+                                            "would be unevenly on machines of {} ranks; --tp times --sp and the ranks "
+                                            "of a machine should divide one another",
+                                            o.sp, o.tp, o.ranks / nodes));
+            }
+        }
+    }
+    if (!o.of_documents()) { return; }
+    const std::int64_t all = o.attention_tokens();
+    require(all % o.sp == 0,
+            fmt::format("--sp: the {} tokens of a micro-batch cannot be divided among {} ranks", all, o.sp));
+    require(o.capacity == 0 || all <= std::int64_t{o.capacity} * o.sp,
+            fmt::format("--capacity: --sp {} ranks of {} tokens do not hold the {} of a micro-batch", o.sp, o.capacity,
+                        all));
+    require(std::int64_t{o.steps} * (o.batch / o.micro_batch) <= std::numeric_limits<int>::max(),
+            fmt::format("--steps: documents of {} steps of {} micro-batches are more than can be drawn", o.steps,
+                        o.batch / o.micro_batch));
+}
+
+}  // namespace detail
+
+}  // namespace transformer
