@@ -132,3 +132,16 @@ TEST_CASE("tensors of two rows and two columns or more are matrices, of their fi
         CHECK_FALSE(compress::matrix_of(shape));
     }
 }
+
+TEST_CASE("what is worth compressing: matrices whose wire is at most a stated part of their floats") {
+    const std::vector<std::size_t> matrix{4, 100}, vector{400};
+    const compress::segment whole{0, 4, 0, 0, 4, 100}, part{0, 4, 0, 0, 100, 1};
+    const auto bytes = [](std::size_t n) { return [n](const compress::segment&) { return n; }; };
+    CHECK(compress::worth_compressing(matrix, whole, bytes(1600)));
+    CHECK_FALSE(compress::worth_compressing(matrix, whole, bytes(1601)));
+    CHECK(compress::worth_compressing(matrix, part, bytes(400)));
+    CHECK_FALSE(compress::worth_compressing(matrix, part, bytes(401)));
+    CHECK(compress::worth_compressing(matrix, whole, bytes(800), 2));
+    CHECK_FALSE(compress::worth_compressing(matrix, whole, bytes(801), 2));
+    CHECK_FALSE(compress::worth_compressing(vector, part, bytes(0)));
+}

@@ -5,6 +5,7 @@
 
 #include <cmath>        // isfinite
 #include <concepts>     // copyable, same_as
+#include <cstddef>      // size_t
 #include <cstdint>      // seeds, steps
 #include <memory>       // what work on the lane shares with the strategy
 #include <optional>     // residuals
@@ -48,10 +49,10 @@ struct stated_network {
 
 /// Sends gradients through a compressor.
 ///
-/// Semantics    a tensor is compressed at `level` if it is a matrix (compress::matrix_of), and if its wire is at most
-///              1/worth of its floats; all others are summed as floats. `worth` is the rule of PowerSGD's authors (2).
-///              With a `network`, all tensors of a bucket go as they are if compress::expected_gain finds them no slower
-///              so, at the first level: over NVLink that is every bucket.
+/// Semantics    a tensor is compressed at `level` if that is worth it (compress::worth_compressing): if it is a matrix
+///              whose wire is at most 1/worth of its floats; all others are summed as floats. `worth` is the rule of
+///              PowerSGD's authors (2). With a `network`, all tensors of a bucket go as they are if
+///              compress::expected_gain finds them no slower so, at the first level: over NVLink that is every bucket.
 ///              With feedback every rank keeps what its compression lost, a float an element, and adds it to its next
 ///              gradient. `rescale` keeps that in units of updates when the learning rate changes, for optimizers whose
 ///              step is proportional to the gradient; the trainer must tell the rate to begin(). Where the scale of the
@@ -357,8 +358,8 @@ private:
             s.tensor = static_cast<std::uint32_t>(i);
             s.level = level;
             s.offset = plan.offsets[i];
-            const auto floats = static_cast<double>(s.size() * sizeof(float));
-            if (!matrix || static_cast<double>(bytes_of(s)) * worth > floats) { leave_as_it_is(s); }
+            const auto bytes = [this](const compress::segment& g) { return bytes_of(g); };
+            if (!compress::worth_compressing(list[i].shape, s, bytes, worth)) { leave_as_it_is(s); }
             all.push_back(s);
         }
         for (const schedule::bucket& b : plan.buckets) {

@@ -51,8 +51,8 @@ concept compresses_shards = std::same_as<Scheme, as_is> ||
 /// Gradients through `gradients` and values through `values`, each of them or neither `as_is`: then like plain_shards.
 ///
 /// Semantics    what a rank owns of a tensor is one segment of the compressor, a tensor of its own to it. It is
-///              compressed if the tensor is a matrix (compress::matrix_of), and if its wire is smaller than its floats;
-///              everything else goes as floats on the same wire.
+///              compressed if that is worth it (compress::worth_compressing): if the tensor is a matrix and its wire is no
+///              larger than its floats; everything else goes as floats on the same wire.
 ///   gradients  compress::reduce_scatter: each rank's part is sent compressed to its owner, which sums in full
 ///              precision and adds its own part as it is. With `feedback` every rank keeps what its compression lost,
 ///              and adds it to what it sends next for the same elements; where the scale of the loss changes, it is
@@ -210,9 +210,8 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
                         const std::size_t to = std::min(end, first + list[i].value.size());
                         if (from >= to) { continue; }
                         compress::segment s{tensor++, level, from, 0, to - from, 1};
-                        if (!compress::matrix_of(list[i].shape) || x.wire_bytes(s) >= s.size() * sizeof(float)) {
-                            s.level = compress::dense_level;
-                        }
+                        const auto bytes = [&x](const compress::segment& g) { return x.wire_bytes(g); };
+                        if (!compress::worth_compressing(list[i].shape, s, bytes)) { s.level = compress::dense_level; }
                         ranks[r].push_back(s);
                     }
                     begin = end;
