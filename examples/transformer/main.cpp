@@ -234,6 +234,8 @@ std::optional<int> parse(int argc, char** argv, options& o) {
     } catch (const CLI::CallForHelp&) {
         if (is_first_process()) { fmt::print("{}", app.help()); }
         return 0;
+    } catch (const CLI::ExtrasError& e) {
+        throw bad_input(fmt::format("{}; --help lists the options", e.what()));
     } catch (const CLI::ParseError& e) { throw bad_input(e.what()); }
     choose_model(app, o);
     return std::nullopt;

@@ -1,6 +1,7 @@
-// The umbrella: all of tutti that needs nothing but the standard library and fmt. No MPI, no CUDA, no BLAS.
-// Needs fmt. For MPI include <tutti/comm/mpi.hpp> too, and link tutti::mpi; for compressed collectives include
-// <tutti/compress/compress.hpp> too. No source: it only re-exports.
+// The umbrella: all of tutti that needs nothing but the standard library and fmt, and that most programs use. No MPI, no
+// CUDA, no BLAS. Not here, since they take time to compile: strategy/zero, strategy/local_update, and the umbrellas of
+// compress, sequence, zeroth, parallel, plan, simulate and checkpoint. For MPI include <tutti/comm/mpi.hpp> too, and link
+// tutti::mpi. No source: it only re-exports.
 #pragma once
 
 #include <tutti/version.hpp>  // the version

@@ -245,10 +245,10 @@ TEST_CASE("a file as the Python package writes it, with types that are no elemen
           start + "a' has type F32: it cannot be read as int64");
     CHECK(says([&] { file.read("mask", view<float>(end)); }) ==
           start + "mask' has type BOOL: it cannot be read as float32");
-    CHECK(says([&] { file.read("a", 4, view<float>(end)); }) == start + "a' has 4, not 1 from 4 on");
+    CHECK(says([&] { file.read("a", 4, view<float>(end)); }) == start + "a' has 4 elements, not 1 from 4 on");
     CHECK(says([&] { file.read("a", ~std::uint64_t{0}, view<float>(end)); }) ==
-          start + "a' has 4, not 1 from 18446744073709551615 on");
-    CHECK(says([&] { file.read_bytes("f8", 2, raw); }) == start + "f8' has 3, not 2 from 2 on");
+          start + "a' has 4 elements, not 1 from 18446744073709551615 on");
+    CHECK(says([&] { file.read_bytes("f8", 2, raw); }) == start + "f8' has 3 bytes, not 2 from 2 on");
     CHECK(says([&] { file.read("nobody", view<float>(end)); }) == start + "nobody' is not there");
     fs::resize_file(path, fs::file_size(path) - 12);
     std::vector<float> gone(3);

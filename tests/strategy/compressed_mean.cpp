@@ -450,7 +450,9 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
         } catch (const usage_error& e) { return e.what(); }
         return {};
     };
-    CHECK(text({.level = 0}) == "compressed mean: level 0 of at most 0");
+    CHECK(
+        text({.level = 0}) ==
+        "compressed mean: level is 0, expected bits, a rank or kept elements in 10,000; 1 for schemes without levels");
     CHECK(text({.level = 4, .largest_level = 2}) == "compressed mean: level 4 of at most 2");
     CHECK(text({.level = 1, .worth = 0.5}) == "compressed mean: a wire of at most 1/0.5 of the floats");
     CHECK(text({.level = 1}).empty());

@@ -313,9 +313,11 @@ TEST_CASE("calls in the wrong order are refused, with the parameter's name, and 
     CHECK(refusal([&] { s.step({0.1}); }).starts_with("step: gradients not ready in micro-batch 1 of 2: 'x'; "));
     s.gradient_ready(0);
     CHECK(refusal([&] { s.begin({0, 2}); }) == "begin: all 2 micro-batches are done, expected a step");
-    CHECK(refusal([&] { s.step({-0.1}); }) == "step: learning rate is -0.1");
-    CHECK(refusal([&] { s.step({std::numeric_limits<double>::quiet_NaN()}); }) == "step: learning rate is nan");
-    CHECK(refusal([&] { s.step({std::numeric_limits<double>::infinity()}); }) == "step: learning rate is inf");
+    CHECK(refusal([&] { s.step({-0.1}); }) == "step: learning rate is -0.1, expected a number of 0 or more");
+    CHECK(refusal([&] { s.step({std::numeric_limits<double>::quiet_NaN()}); }) ==
+          "step: learning rate is nan, expected a number of 0 or more");
+    CHECK(refusal([&] { s.step({std::numeric_limits<double>::infinity()}); }) ==
+          "step: learning rate is inf, expected a number of 0 or more");
     CHECK(refusal([&] { s.step({0.1, -1}); }) == "step: clip_norm is -1");
     CHECK(refusal([&] { s.step({0.1, std::numeric_limits<double>::quiet_NaN()}); }) == "step: clip_norm is nan");
     s.step({1});  // none of it did harm

@@ -384,7 +384,9 @@ TEST_CASE("what makes no sense is refused") {
     };
     CHECK(with(local_sgd_method{2}.rule(), {.level = 4})
               .starts_with("local update: parameters go as they are, not by 'mean compressed at level 4"));
-    CHECK(with(co2_method{2}.rule(), {.level = 0}) == "compressed mean: level 0 of at most 0");
+    CHECK(
+        with(co2_method{2}.rule(), {.level = 0}) ==
+        "compressed mean: level is 0, expected bits, a rank or kept elements in 10,000; 1 for schemes without levels");
     CHECK(with(co2_method{2}.rule(), {.level = 4}) == "no error");
     local_update_rule rule = co2_method{4}.rule();
     rule.fragments = 5;

@@ -11,7 +11,6 @@
 #include <functional>  // how bytes are read
 #include <memory>      // snapshots
 #include <span>        // lists
-#include <string>      // names
 #include <utility>     // move
 #include <vector>      // entries
 

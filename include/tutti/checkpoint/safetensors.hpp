@@ -86,7 +86,7 @@ public:
     /// Bytes [first, first + out.size()) of a tensor, whatever its type.
     void read_bytes(std::string_view name, std::uint64_t first, std::span<std::byte> out) const {
         const safetensors_tensor& t = at(name);
-        demand_range(name, first, out.size(), t.last - t.first);
+        demand_range(name, first, out.size(), t.last - t.first, "bytes");
         file_.read(data_ + t.first + first, out);
     }
 
@@ -94,7 +94,7 @@ public:
     /// exactly, or rounded once; integers are of the file's type.
     template <element T> void read(std::string_view name, std::uint64_t first, view<T> out) const {
         const safetensors_tensor& t = at(name);
-        demand_range(name, first, out.size(), t.elements);
+        demand_range(name, first, out.size(), t.elements, "elements");
         if (t.element == dtype_of<T>) {
             return file_.read(data_ + t.first + first * sizeof(T),
                               std::as_writable_bytes(std::span(out.data(), out.size())));
@@ -114,9 +114,10 @@ private:
     [[noreturn]] void misused(std::string_view name, std::string_view fact) const {
         throw usage_error(formatted("'{}': tensor '{}' {}", path(), detail::shown(name), fact));
     }
-    void demand_range(std::string_view name, std::uint64_t first, std::uint64_t count, std::uint64_t all) const {
+    void demand_range(std::string_view name, std::uint64_t first, std::uint64_t count, std::uint64_t all,
+                      std::string_view units) const {
         if (first > all || count > all - first) {
-            misused(name, formatted("has {}, not {} from {} on", all, count, first));
+            misused(name, formatted("has {} {}, not {} from {} on", all, units, count, first));
         }
     }
     template <class Stored, class T> void convert(const safetensors_tensor& t, std::uint64_t first, view<T> out) const {

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>    // adjacent_find
-#include <array>        // control gather
 #include <cstddef>      // size_t
 #include <cstdint>      // sequence numbers
 #include <functional>   // not_equal_to

@@ -4,7 +4,6 @@
 
 #include <chrono>   // steady_clock
 #include <cstdlib>  // getenv, strtod
-#include <string>   // text of the variable
 
 #include <tutti/core/error.hpp>  // usage_error
 #include <tutti/core/text.hpp>   // formatted

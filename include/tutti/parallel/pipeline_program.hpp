@@ -2,14 +2,13 @@
 // other. Needs parallel/pipeline_replay. All ranks keep to one order of all events, so no rank can wait for ever.
 #pragma once
 
-#include <algorithm>    // sort
-#include <cstddef>      // size_t
-#include <cstdint>      // kinds, times
-#include <string>       // descriptions
-#include <string_view>  // names
-#include <tuple>        // keys
-#include <utility>      // pair
-#include <vector>       // lists
+#include <algorithm>  // sort
+#include <cstddef>    // size_t
+#include <cstdint>    // kinds, times
+#include <string>     // descriptions
+#include <tuple>      // keys
+#include <utility>    // pair
+#include <vector>     // lists
 
 #include <tutti/core/text.hpp>                   // formatted
 #include <tutti/parallel/pipeline_replay.hpp>    // replayed

@@ -6,7 +6,6 @@
 
 #include <array>    // measured table
 #include <cmath>    // ceil
-#include <cstddef>  // size_t
 #include <cstdint>  // tokens
 
 #include <tutti/comm/topology.hpp>       // link

@@ -13,7 +13,6 @@
 #include <string>         // texts
 #include <string_view>    // names
 #include <unordered_map>  // arguments
-#include <utility>        // exchange, move
 #include <vector>         // extents
 
 #include <cudnn_frontend.h>  // cuDNN

@@ -2,13 +2,12 @@
 // Needs core/cuda_run and nvcc.
 #pragma once
 
-#include <algorithm>    // all_of, copy, min
-#include <array>        // strides
-#include <bit>          // bit_ceil
-#include <cstddef>      // size_t
-#include <cstdint>      // addresses
-#include <limits>       // infinity
-#include <string_view>  // names
+#include <algorithm>  // all_of, copy, min
+#include <array>      // strides
+#include <bit>        // bit_ceil
+#include <cstddef>    // size_t
+#include <cstdint>    // addresses
+#include <limits>     // infinity
 
 #include <tutti/core/cuda_run.cuh>              // start, pack
 #include <tutti/sequence/token_operations.hpp>  // operations

@@ -6,7 +6,6 @@
 #include <initializer_list>  // loops
 #include <limits>            // infinity
 #include <utility>           // move
-#include <vector>            // places in buffers
 
 #include <tutti/comm/communicator.hpp>                 // can_exchange
 #include <tutti/core/buffer.hpp>                       // storage

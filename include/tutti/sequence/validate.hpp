@@ -7,7 +7,6 @@
 #include <cstdint>    // tokens
 #include <span>       // orders
 #include <string>     // messages
-#include <utility>    // pair
 #include <vector>     // tables
 
 #include <tutti/core/error.hpp>          // usage_error

@@ -258,8 +258,13 @@ template <std::copyable Compressor> struct compressed_mean {
     };
 
     void validate() const {
-        if (level < 1 || (largest_level != 0 && largest_level < level)) {
-            throw usage_error(formatted("compressed mean: level {} of at most {}", level, largest()));
+        if (level < 1) {
+            throw usage_error(formatted("compressed mean: level is {}, expected bits, a rank or kept elements in "
+                                        "10,000; 1 for schemes without levels",
+                                        level));
+        }
+        if (largest_level != 0 && largest_level < level) {
+            throw usage_error(formatted("compressed mean: level {} of at most {}", level, largest_level));
         }
         if (!(worth >= 1) || !std::isfinite(worth)) {
             throw usage_error(formatted("compressed mean: a wire of at most 1/{} of the floats", worth));

@@ -5,7 +5,6 @@
 
 #include <algorithm>    // max, min
 #include <cstddef>      // size_t
-#include <limits>       // infinity
 #include <string>       // descriptions
 #include <string_view>  // names
 #include <tuple>        // inputs and outputs

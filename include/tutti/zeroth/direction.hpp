@@ -5,7 +5,6 @@
 #pragma once
 
 #include <array>        // four elements
-#include <cstddef>      // size_t
 #include <cstdint>      // seeds, steps
 #include <string_view>  // names
 

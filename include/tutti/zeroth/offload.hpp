@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cmath>        // isfinite
-#include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
 #include <exception>    // uncaught_exceptions

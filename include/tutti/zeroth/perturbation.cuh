@@ -7,7 +7,6 @@
 #include <cstdint>      // positions
 #include <span>         // slices, updates
 #include <string_view>  // names
-#include <vector>       // prepared updates
 
 #include <tutti/core/cuda_run.cuh>         // start, packs, copies
 #include <tutti/zeroth/detail/groups.cuh>  // loads, stores, rounding

@@ -5,7 +5,6 @@
 #include <algorithm>  // sort
 #include <cstddef>    // size_t
 #include <cstdint>    // numbers of the files
-#include <limits>     // largest sizes
 #include <map>        // tensors by name
 #include <span>       // tables
 #include <string>     // names

@@ -7,11 +7,9 @@
 #include <cstddef>      // byte
 #include <cstdint>      // what failed
 #include <exception>    // what failed
-#include <limits>       // sum of sizes
 #include <span>         // bytes
 #include <string>       // texts
 #include <string_view>  // operations
-#include <utility>      // move
 #include <vector>       // ranks' bytes
 
 #include <tutti/checkpoint/error.hpp>   // damaged_error

@@ -2,10 +2,8 @@
 // Needs NCCL's header and core/error.
 #pragma once
 
-#include <cstddef>      // size_t
 #include <optional>     // types that NCCL lacks
 #include <string_view>  // names of calls
-#include <utility>      // move
 
 #include <nccl.h>  // NCCL
 

@@ -2,22 +2,21 @@
 // Needs comm/detail/nccl_family and comm/store.
 #pragma once
 
-#include <atomic>       // helper's result
-#include <chrono>       // pauses
-#include <cstdint>      // identities
-#include <cstring>      // memcpy
-#include <filesystem>   // temporary directory
-#include <map>          // stores of this process
-#include <memory>       // shared with a helper
-#include <mutex>        // stores of this process
-#include <numeric>      // iota
-#include <random>       // nonces
-#include <span>         // identity
-#include <string>       // keys
-#include <string_view>  // texts
-#include <thread>       // helper
-#include <utility>      // move
-#include <vector>       // members
+#include <atomic>      // helper's result
+#include <chrono>      // pauses
+#include <cstdint>     // identities
+#include <cstring>     // memcpy
+#include <filesystem>  // temporary directory
+#include <map>         // stores of this process
+#include <memory>      // shared with a helper
+#include <mutex>       // stores of this process
+#include <numeric>     // iota
+#include <random>      // nonces
+#include <span>        // identity
+#include <string>      // keys
+#include <thread>      // helper
+#include <utility>     // move
+#include <vector>      // members
 
 #include <cuda_runtime_api.h>  // CUDA runtime
 #include <nccl.h>              // NCCL

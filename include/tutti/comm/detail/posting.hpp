@@ -6,7 +6,6 @@
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
 #include <optional>     // what differs
-#include <span>         // counts
 #include <string>       // texts
 #include <string_view>  // texts
 #include <utility>      // pair

@@ -3,11 +3,10 @@
 // distances 4, 2, 1, and the 32 sums as one of distances 16, 8, 4, 2, 1: a device thread has eight partials of its own.
 #pragma once
 
-#include <algorithm>  // min
-#include <cmath>      // fabs
-#include <cstddef>    // size_t
-#include <limits>     // infinity
-#include <tuple>      // results
+#include <cmath>    // fabs
+#include <cstddef>  // size_t
+#include <limits>   // infinity
+#include <tuple>    // results
 
 #include <tutti/core/config.hpp>  // TUTTI_EXACT
 #include <tutti/core/exact.hpp>   // sums rounded separately

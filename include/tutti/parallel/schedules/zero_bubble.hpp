@@ -3,7 +3,6 @@
 // arXiv:2405.15362 (ZB-V); the search is ours.
 #pragma once
 
-#include <cstddef>   // size_t
 #include <cstdint>   // times
 #include <optional>  // best so far
 #include <utility>   // move

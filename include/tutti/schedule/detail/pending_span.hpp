@@ -2,7 +2,6 @@
 // Needs core/queue. One virtual call hides which queue the marks are of.
 #pragma once
 
-#include <cstdint>   // numbers
 #include <optional>  // not known yet
 #include <utility>   // pair, move
 

@@ -2,9 +2,8 @@
 // Needs sequence/placement.
 #pragma once
 
-#include <cstddef>  // size_t
-#include <span>     // sizes
-#include <vector>   // sizes
+#include <span>    // sizes
+#include <vector>  // sizes
 
 #include <tutti/core/error.hpp>          // usage_error
 #include <tutti/core/text.hpp>           // formatted

@@ -4,7 +4,6 @@
 
 #include <cstddef>      // size_t
 #include <cstdint>      // values
-#include <string>       // messages
 #include <string_view>  // names
 #include <vector>       // ranks
 

@@ -23,7 +23,7 @@ namespace tutti::strategy::detail {
 inline void expect_valid(const hyper& h) {
     if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
     if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
-        throw usage_error(formatted("step: learning rate is {}", h.learning_rate));
+        throw usage_error(formatted("step: learning rate is {}, expected a number of 0 or more", h.learning_rate));
     }
 }
 

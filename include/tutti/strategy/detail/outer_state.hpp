@@ -6,7 +6,6 @@
 #include <cmath>      // isfinite, pow
 #include <concepts>   // invocable
 #include <limits>     // largest clip
-#include <string>     // names
 #include <variant>    // gaps
 #include <vector>     // entries
 

@@ -8,7 +8,6 @@
 #include <deque>      // modules that wait
 #include <memory>     // updates
 #include <span>       // updates
-#include <utility>    // move
 #include <vector>     // tickets
 
 #include <tutti/comm/self.hpp>                 // self

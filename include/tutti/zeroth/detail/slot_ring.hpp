@@ -7,10 +7,8 @@
 
 #include <algorithm>  // min, max
 #include <cstddef>    // size_t, byte
-#include <cstdint>    // bytes
 #include <optional>   // masters
 #include <span>       // slices
-#include <string>     // names
 #include <utility>    // move
 #include <vector>     // tickets
 
