@@ -123,8 +123,8 @@ template <comm::decoratable C> class logged : public comm::decorator<logged<C>, 
 public:
     explicit logged(C inner, std::shared_ptr<call_log> into) : base(std::move(inner)), log_(std::move(into)) {}
     void execute(const comm::call& c) {
-        std::string line = formatted("{} {} of {} to {}, {}", name_of(c.kind), c.in_count, name_of(c.type), c.out_count,
-                                     c.root);
+        std::string line =
+            formatted("{} {} of {} to {}, {}", name_of(c.kind), c.in_count, name_of(c.type), c.out_count, c.root);
         for (const comm::message& m : c.messages) {
             line += formatted(" {}{}: {}", m.sends ? "to " : "from ", m.peer, m.bytes);
         }

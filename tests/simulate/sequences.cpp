@@ -75,8 +75,7 @@ result attend(const topology& machines, const Partition& partition, const std::v
               attention_options how, bool backward, double pairs_per_second) {
     result r;
     r.outcome = simulate::cluster(machines, {infinity, flops_of_pair * pairs_per_second}).run([&](rank& world) {
-        r.traffic =
-            attend_once<charged_attention, Route, Layout>(world, machines, partition, lengths, how, backward);
+        r.traffic = attend_once<charged_attention, Route, Layout>(world, machines, partition, lengths, how, backward);
     });
     return r;
 }
@@ -144,8 +143,8 @@ TEST_CASE("Zeppelin on virtual ranks: every rank sends and holds what a real one
     const topology machines = topology::uniform(2, 2, {5e-6, 100e9}, {10e-6, 2e9}, 2);
     const std::vector<std::int64_t> lengths{400, 150, 90, 64, 40, 33, 17, 5};
     const partition::zeppelin plan(partition::zeppelin_options::hiding(
-        attention_cost{1e-12}, transfer_cost{kv_bytes_per_token(int(heads.kv), int(heads.width), 2), machines.inside(),
-                                             machines.between()}));
+        attention_cost{1e-12},
+        transfer_cost{kv_bytes_per_token(int(heads.kv), int(heads.width), 2), machines.inside(), machines.between()}));
     constexpr std::size_t n = 4;
     std::vector<comm::traffic_snapshot> sent(n);
     std::vector<engine_traffic> real(n), foretold(n);

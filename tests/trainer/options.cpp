@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 #include <doctest/doctest.h>
 
+#include "device.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
 
@@ -193,6 +194,19 @@ TEST_CASE("a stated network is bandwidth and latency, and for ranks on the CPU")
     CHECK(refusal("1Gbit,50us", "cuda") == "--network: only ranks on the CPU pretend to have another network");
     CHECK(stated_link("8Mbit,2ms").bytes_per_second == 1e6);
     CHECK(stated_link("8Mbit,2ms").latency_seconds == 2e-3);
+}
+
+// karpathy/llm.c#796: a card that was not listed had a utilization of -100 %.
+TEST_CASE("how busy a card is kept: by its maker's peak, and unknown where there is none") {
+    CHECK(datasheet_flops("NVIDIA H100 80GB HBM3") == 989e12);
+    CHECK(datasheet_flops("NVIDIA H100 PCIe") == 756e12);
+    CHECK(datasheet_flops("NVIDIA A100-SXM4-80GB") == 312e12);
+    CHECK(datasheet_flops("NVIDIA GeForce RTX 5090") == 0);
+    CHECK(utilization_text(494.5e12, 989e12) == "MFU 50.0 %");
+    CHECK(utilization_text(494.5e12, datasheet_flops("NVIDIA B200")) == "MFU unknown");
+    // llm.c's formula for GPT-2 124M, with positions and a padded vocabulary.
+    CHECK(flops_per_token({.vocabulary = 50304, .context = 1024, .layers = 12, .heads = 12, .width = 768}, 124475904) ==
+          6.0 * 124475904 + 6.0 * 12 * 768 * 1024);
 }
 
 }  // namespace
