@@ -171,7 +171,8 @@ TEST_CASE("a link is found from the times that it made") {
     };
     CHECK(says({{1, 1.0}, {2, 0.0}}) == "calibration of a link: 2 in 0 s is no measurement");
     CHECK(says({{0, 1.0}, {2, 1.0}}) == "calibration of a link: 0 in 1 s is no measurement");
-    CHECK(says({{2, 1.0}, {2, 1.5}}) == "calibration of a link: measurements of one size do not tell where the line begins");
+    CHECK(says({{2, 1.0}, {2, 1.5}}) ==
+          "calibration of a link: measurements of one size do not tell where the line begins");
     CHECK(says({}) == "calibration of a link: measurements of one size do not tell where the line begins");
     CHECK(says({{1, 1.0}, {100, 1.0}}) == "calibration of a link: larger ones take no longer");
 }

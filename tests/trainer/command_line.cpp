@@ -218,7 +218,12 @@ void check_report(const nlohmann::json& r, int ranks, int steps, const std::stri
     // Values, gradients and two moments of each parameter at least; and not a hundred times that.
     CHECK(r.at("peak_bytes_per_rank").get<std::uint64_t>() > 4 * 4 * parameters);
     CHECK(r.at("peak_bytes_per_rank").get<std::uint64_t>() < 400 * 4 * parameters);
-    CHECK(r.at("tokens_per_second").get<double>() == doctest::Approx(r.at("tokens").get<double>() / total));
+    const double rate = r.at("tokens_per_second");
+    CHECK(rate == doctest::Approx(r.at("tokens").get<double>() / total));
+    // The same tokens: 6 FLOPs a parameter, and 6 a pair of width and context for the causal half of attention.
+    CHECK(r.at("model_flops_per_second").get<double>() ==
+          doctest::Approx((6.0 * static_cast<double>(parameters) + 6.0 * 16 * 16) * rate));
+    CHECK(r.at("model_flop_utilization").is_null());  // nobody states a processor's peak
 }
 
 void check_trace(const nlohmann::json& trace, int ranks, int steps) {

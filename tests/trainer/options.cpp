@@ -11,6 +11,7 @@
 #include <CLI/CLI.hpp>
 #include <doctest/doctest.h>
 
+#include "device.hpp"
 #include "options.hpp"
 #include "parameters.hpp"
 
@@ -253,6 +254,19 @@ TEST_CASE("the documents' command lines are accepted") {
             CHECK(refusal == "");
         }
     }
+}
+
+// karpathy/llm.c#796: a card that was not listed had a utilization of -100 %.
+TEST_CASE("how busy a card is kept: by its maker's peak, and unknown where there is none") {
+    CHECK(datasheet_flops("NVIDIA H100 80GB HBM3") == 989e12);
+    CHECK(datasheet_flops("NVIDIA H100 PCIe") == 756e12);
+    CHECK(datasheet_flops("NVIDIA A100-SXM4-80GB") == 312e12);
+    CHECK(datasheet_flops("NVIDIA GeForce RTX 5090") == 0);
+    CHECK(utilization_text(494.5e12, 989e12) == "MFU 50.0 %");
+    CHECK(utilization_text(494.5e12, datasheet_flops("NVIDIA B200")) == "MFU unknown");
+    // llm.c's formula for GPT-2 124M, with positions and a padded vocabulary.
+    CHECK(flops_per_token({.vocabulary = 50304, .context = 1024, .layers = 12, .heads = 12, .width = 768}, 124475904) ==
+          6.0 * 124475904 + 6.0 * 12 * 768 * 1024);
 }
 
 }  // namespace
