@@ -620,6 +620,29 @@ TEST_CASE("double: rings, gathered keys and exchanged heads on GPUs are the dire
     }
 }
 
+TEST_CASE("double and float: rings on GPUs of sequences of all lengths, many in a round") {
+    require_device();
+    using counted = comm::counted<comm::nccl>;
+    for (const int ranks : {1, 2, 3, 4}) {
+        if (ranks > devices()) { continue; }
+        CAPTURE(ranks);
+        const placement where = on_all(ranks, {1, 7, 9, 12, 57, 137, 698});
+        problem p({2, 1, 8}, where.lengths, mask::causal, 19);
+        const auto ring = []<class T>(counted c, const problem& of, T) {
+            return ring_attention<counted, cuda_attention<T>>(std::move(c), of.heads, {.rule = of.rule});
+        };
+        const auto solved = [&](auto element) {
+            return solved_on_gpus<decltype(element)>(
+                p, where, [&](counted c, const problem& of) { return ring(std::move(c), of, element); });
+        };
+        CHECK(between(solved(double{}), solved_directly(p)).absolute <= 1e-12);
+        p.round_to<float>();
+        const distance d = between(solved(float{}), solved_directly(p));
+        CHECK(d.relative <= 1e-6);
+        CHECK(d.absolute <= 1e-5);
+    }
+}
+
 TEST_CASE("the link between two GPUs is measured, the same for both") {
     require_device();
     if (devices() < 2) { return; }  // a link has two ends
@@ -688,7 +711,7 @@ template <class Engine> solution solved_by_engine(const problem& p) {
         each_row([&](std::size_t, std::size_t s, std::size_t t) {
             const auto append = [&](std::vector<T>& to, const std::vector<double>& from, std::size_t width) {
                 for (std::size_t c = 0; c < width; ++c) {
-                    to.push_back(static_cast<T>(static_cast<float>(from[t * width + c])));
+                    to.push_back(static_cast<T>(static_cast<accumulator_t<T>>(from[t * width + c])));
                 }
             };
             append(qkv, p.query[s], of_query);
@@ -709,7 +732,7 @@ template <class Engine> solution solved_by_engine(const problem& p) {
         each_row([&](std::size_t row, std::size_t s, std::size_t t) {
             const auto take = [&](std::vector<double>& to, std::size_t width, const T* from) {
                 for (std::size_t c = 0; c < width; ++c) {
-                    to[t * width + c] = static_cast<double>(static_cast<float>(from[c]));
+                    to[t * width + c] = static_cast<double>(static_cast<accumulator_t<T>>(from[c]));
                 }
             };
             const T* const gradients = d_qkv.data() + row * (of_query + 2 * of_key);
@@ -723,6 +746,17 @@ template <class Engine> solution solved_by_engine(const problem& p) {
 }
 
 }  // namespace
+
+TEST_CASE("double: an engine on GPUs that moves tokens between layouts is the direct solution") {
+    require_device();
+    using engine = sequence::engine<comm::nccl, partition::zeppelin, direct_exchange, remapped, cuda_attention<double>>;
+    const problem p({4, 2, 8}, {300, 130, 77, 41, 1}, mask::causal, 23);
+    const solution reference = solved_directly(p);
+    const solution got = solved_by_engine<engine>(p);
+    for (const auto which : {&solution::out, &solution::d_query, &solution::d_key, &solution::d_value}) {
+        CHECK(between(got.*which, reference.*which).absolute <= 1e-12);
+    }
+}
 
 TEST_CASE_TEMPLATE("16 bits: an engine on GPUs that names no kernel has the program's library", T, float16, brief) {
     require_device();
