@@ -69,7 +69,6 @@ struct settings {
     std::int64_t tokens = 65536;
     int repetitions = 7;
     std::size_t query_heads = 32, kv_heads = 32, width = 128;
-    bool equal_priorities = false;
     std::string calibration, json;
     std::string command = "bench_sequence_attention";
     [[nodiscard]] sequence::attention_heads heads() const { return {query_heads, kv_heads, width}; }
@@ -279,7 +278,7 @@ public:
         : how_(s)
         , comm_(world)
         , queue_(world.queue())
-        , engine_(own(world, queue_, s.equal_priorities), s.heads(), {.trace = &trace_},
+        , engine_(own(world, queue_), s.heads(), {.trace = &trace_},
                   sequence::cuda_attention<number>(kernels(deterministic))) {}
 
     // Milliseconds of one forward and backward on one rank: of all of it, of the library's calls, of the stream's waits
@@ -366,18 +365,8 @@ public:
     }
 
 private:
-    // Attention's stream has a priority of its own below that of messages, unless both are to have the highest.
-    static nccl own(nccl& world, cuda_queue& queue, bool equal_priorities) {
+    static nccl own(nccl& world, cuda_queue& queue) {
         nccl c = world.duplicate("attention");
-        const auto priority = [&] {
-            int p = 0;
-            tutti::detail::check_cuda(cudaStreamGetPriority(c.queue().stream(), &p), "cudaStreamGetPriority");
-            return p;
-        };
-        for (int last = 1; equal_priorities && priority() < last;) {
-            last = priority();
-            c = c.duplicate("attention");
-        }
         queue = c.queue();
         return c;
     }
@@ -588,7 +577,6 @@ void measure(nccl& world, const settings& s) {
     report["heads"] = {{"query", s.query_heads}, {"kv", s.kv_heads}, {"width", s.width}};
     report["tokens"] = s.tokens;
     report["repetitions"] = s.repetitions;
-    report["equal_priorities"] = s.equal_priorities;
     report["cudnn"] = BENCH_WITH_CUDNN != 0;
     report["calibrations"] = nlohmann::ordered_json::array();
     report["rows"] = nlohmann::ordered_json::array();
@@ -633,7 +621,6 @@ int run(int argc, char** argv) {
                    "plan by what this file says of attention, links and rings, and by links measured now that it does "
                    "not know; where "
                    "there is none, measure and write it");
-    app.add_flag("--equal-priorities", s.equal_priorities, "kernels of attention as urgent as messages");
     app.add_option("-J,--json", s.json, "write the report here, besides printing it");
     CLI11_PARSE(app, argc, argv);
     for (int i = 1; i < argc; ++i) { s.command += fmt::format(" {}", argv[i]); }

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Pictures of what bench/sequence_gpus.py has measured: milliseconds of attention by batch, as bars.
+"""Pictures of what bench/sequence_gpus.py, or bench_sequence_attention by itself, has measured: milliseconds of attention
+by batch, as bars.
 
   bench/sequence_picture.py result.json --out bench/results
 
@@ -82,16 +83,16 @@ def svg_of(title, groups):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("report", help="of sequence_gpus.py")
+    parser.add_argument("report", help="of sequence_gpus.py or bench_sequence_attention")
     parser.add_argument("--out", metavar="FOLDER", default=".", help="where pictures are written")
     o = parser.parse_args()
     try:
         with open(o.report, encoding="utf-8") as file:
             report = json.load(file)
-        if report.get("bench") != "sequence_gpus":
-            raise ValueError(f"{o.report} is no report of sequence_gpus.py")
+        if report.get("bench") not in ("sequence_gpus", "sequence_attention"):
+            raise ValueError(f"{o.report} is no report of sequence_gpus.py or bench_sequence_attention")
         name = os.path.splitext(os.path.basename(o.report))[0]
-        for setting, table in report["tables"].items():
+        for setting, table in report.get("tables", {"together": {"tutti": report}}).items():
             for kernels in dict.fromkeys(row["kernels"] for row in table["tutti"]["rows"]):
                 groups = groups_of(table, kernels)
                 title = (f"Attention, {report['gpus']} x {report['device'].split(',')[0]}, {setting}, {kernels} kernels; "

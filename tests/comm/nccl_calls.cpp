@@ -70,22 +70,6 @@ using words = std::vector<std::string>;
 
 }  // namespace
 
-TEST_CASE_FIXTURE(fixture, "a duplicate's stream goes before its parent's, that of a part does not") {
-    nccl::launch(2, [](nccl& c) {
-        const auto priority = [](const nccl& of) {
-            int found = 1;
-            expect(cudaStreamGetPriority(of.queue().stream(), &found) == cudaSuccess, "no priority");
-            return found;
-        };
-        nccl lane = c.duplicate("lane");
-        const nccl inner = lane.duplicate("inner");
-        const int colors[] = {0, 0};
-        const auto part = lane.split(colors, "part");
-        expect(priority(c) == 0 && priority(lane) == -1 && priority(inner) == -2, "another priority");
-        expect(priority(*part) == 0, "a part's priority");
-    });
-}
-
 TEST_CASE_FIXTURE(fixture, "each collective is the NCCL calls that it says") {
     const auto with = [](auto use) {
         return calls_of(2, [&](nccl& c) {

@@ -76,21 +76,6 @@ TEST_CASE_FIXTURE(fixture, "queues are ordered by events alone") {
     CHECK(fetch(a, view<const int, device_memory>(x.view()), 0) == 7);
 }
 
-TEST_CASE_FIXTURE(fixture, "an urgent sibling goes before its queue, as far as there are priorities") {
-    const auto priority = [](const cuda_queue& q) {
-        int found = 1;
-        CHECK(cudaStreamGetPriority(q.stream(), &found) == cudaSuccess);
-        return found;
-    };
-    cuda_queue q(0);
-    for (const int expected : {0, -1, -2, -3, -4, -5, -5}) {
-        CHECK(priority(q) == expected);
-        CHECK(priority(q.sibling()) == 0);
-        CHECK(&q.urgent_sibling().account() == &q.account());
-        q = q.urgent_sibling();
-    }
-}
-
 TEST_CASE_FIXTURE(fixture, "a steady state neither waits nor makes anything new") {
     const cuda_queue a(0), b = a.sibling();
     const auto step = [&] {

@@ -224,7 +224,7 @@ TEST_CASE("the built-in calibration of training is the fit of its samples") {
     CHECK(near(cost.quadratic, c.cost.quadratic, 1e-3));
     CHECK(near(cost.linear, c.cost.linear, 1e-3));
     CHECK(near(cost.constant, c.cost.constant, 1e-3));
-    CHECK(sequence::worst_relative_error(c.cost, c.samples) <= 0.05);
+    CHECK(sequence::worst_relative_error(c.cost, c.samples) <= 0.06);
     const auto step = sequence::fitted_steps(c.cost, c.transfers(32, 128, 2, 4), c.rings);
     CHECK(near(step.linear, c.step.linear, 5e-3));
     CHECK(near(step.constant, c.step.constant, 5e-3));

@@ -121,16 +121,15 @@ public:
     /// For NCCL calls of the user's own, from the thread that uses this communicator. Null after a failure.
     [[nodiscard]] ncclComm_t native_handle() const noexcept { return channel_->comm.load(); }
 
-    /// Its queue is one that goes before this one's: what a lane carries need not wait for blocks of large kernels.
     [[nodiscard]] nccl duplicate(std::string_view name) {
         const std::vector<int> colors(channel_->members.size(), 0);
-        return *child(colors, name, "duplicate", true);
+        return *child(colors, name, "duplicate");
     }
     [[nodiscard]] std::optional<nccl> split(std::span<const int> colors, std::string_view name) {
         if (colors.size() != channel_->members.size()) {
             throw usage_error(formatted("split: {} colors for {} ranks, on '{}'", colors.size(), size(), this->name()));
         }
-        return child(colors, name, "split", false);
+        return child(colors, name, "split");
     }
     void synchronize() {
         const error_context context = context_named("synchronize", 0);
@@ -215,8 +214,7 @@ private:
         await_queue();
         return {host + 1, host + 1 + size()};
     }
-    [[nodiscard]] std::optional<nccl> child(std::span<const int> colors, std::string_view name, const char* operation,
-                                            bool urgent);
+    [[nodiscard]] std::optional<nccl> child(std::span<const int> colors, std::string_view name, const char* operation);
 
     // NCCL lets ranks of one process read each other's memory: it must be allowed to, also that of pools.
     void share_pools() {
@@ -248,8 +246,7 @@ private:
 
 // Collective. All ranks have what they need, and agree on name and table, before NCCL's own call, which then has
 // everybody.
-inline std::optional<nccl> nccl::child(std::span<const int> colors, std::string_view name, const char* operation,
-                                       bool urgent) {
+inline std::optional<nccl> nccl::child(std::span<const int> colors, std::string_view name, const char* operation) {
     const error_context context = context_named(operation, next_collective());
     family_->raise_if_poisoned(context);
     refuse_capture(context);
@@ -267,9 +264,9 @@ inline std::optional<nccl> nccl::child(std::span<const int> colors, std::string_
         }
         try {
             const tutti::detail::on_device scope(channel_->queue.device());
-            cuda_queue own = urgent ? channel_->queue.urgent_sibling() : channel_->queue.sibling();
-            made = std::make_shared<detail::nccl_channel>(std::move(own), channel_->name + "/" + std::string(name),
-                                                          place, std::move(members), hash_bytes(as_bytes(view(birth))));
+            made = std::make_shared<detail::nccl_channel>(channel_->queue.sibling(),
+                                                          channel_->name + "/" + std::string(name), place,
+                                                          std::move(members), hash_bytes(as_bytes(view(birth))));
         } catch (const std::exception& e) {
             family_->poison(e.what());
             throw;

@@ -160,10 +160,9 @@ public:
     [[nodiscard]] cuda_queue sibling() const {
         return {account_, std::make_shared<detail::cuda_stream>(stream_->device, stream_->watchers)};
     }
-    /// A sibling whose kernels' blocks begin before this queue's: for work that others wait for.
+    /// A sibling whose kernels' blocks begin before those of other queues: for short work that others wait for.
     [[nodiscard]] cuda_queue urgent_sibling() const {
-        return {account_,
-                std::make_shared<detail::cuda_stream>(stream_->device, stream_->watchers, stream_->next_priority())};
+        return {account_, std::make_shared<detail::cuda_stream>(stream_->device, stream_->watchers, true)};
     }
     /// Host waits for this queue and its siblings, made and to come, ask `w` too, for as long as it lives.
     void watch(const std::shared_ptr<detail::cuda_watcher>& w) const { stream_->watchers->add(w); }

@@ -139,11 +139,15 @@ public:
     const std::shared_ptr<cuda_watchers> watchers;
     cudaStream_t handle = nullptr;
 
-    /// Blocks of kernels on streams of a lower `priority` begin before those of others; 0 is the highest number.
-    cuda_stream(int d, std::shared_ptr<cuda_watchers> w, int priority = 0)
+    /// `urgent`: of the highest priority, so that its kernels' blocks begin before those of other streams.
+    cuda_stream(int d, std::shared_ptr<cuda_watchers> w, bool urgent = false)
         : owned_(true), device(d), watchers(std::move(w)) {
         const on_device scope(d);
-        check_cuda(cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking, priority),
+        int least = 0, greatest = 0;
+        if (urgent) {
+            check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
+        }
+        check_cuda(cudaStreamCreateWithPriority(&handle, cudaStreamNonBlocking, greatest),
                    "cudaStreamCreateWithPriority");
     }
     cuda_stream(cudaStream_t existing, int d)
@@ -156,14 +160,6 @@ public:
         if (owned_) { cudaStreamDestroy(handle); }  // work in flight still completes
     }
 
-    /// One below this stream's, where there is one.
-    [[nodiscard]] int next_priority() const {
-        const on_device scope(device);
-        int least = 0, greatest = 0, own = 0;
-        check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "cudaDeviceGetStreamPriorityRange");
-        check_cuda(cudaStreamGetPriority(handle, &own), "cudaStreamGetPriority");
-        return own > greatest ? own - 1 : greatest;
-    }
     [[nodiscard]] cudaEvent_t take_event() {
         {
             const std::lock_guard lock(mutex_);
