@@ -68,6 +68,7 @@ struct settings {
     std::vector<std::string> only, draws{"prolong", "wikipedia"}, kinds{"fast", "deterministic"};
     std::int64_t tokens = 65536;
     int repetitions = 7;
+    std::size_t workspace = 2;  // GiB
     std::size_t query_heads = 32, kv_heads = 32, width = 128;
     std::string calibration, json;
     std::string command = "bench_sequence_attention";
@@ -371,7 +372,7 @@ private:
         return c;
     }
     [[nodiscard]] std::unique_ptr<sequence::fused_attention> kernels(bool deterministic) {
-        auto of = library(deterministic, std::size_t{2} << 30);
+        auto of = library(deterministic, how_.workspace << 30);
         if (of == nullptr) { return nullptr; }
         return std::make_unique<traced>(std::move(of), trace_, comm_.rank(), tracing_);
     }
@@ -577,6 +578,7 @@ void measure(nccl& world, const settings& s) {
     report["heads"] = {{"query", s.query_heads}, {"kv", s.kv_heads}, {"width", s.width}};
     report["tokens"] = s.tokens;
     report["repetitions"] = s.repetitions;
+    report["workspace_gib"] = s.workspace;
     report["cudnn"] = BENCH_WITH_CUDNN != 0;
     report["calibrations"] = nlohmann::ordered_json::array();
     report["rows"] = nlohmann::ordered_json::array();
@@ -606,6 +608,9 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     app.add_option("--tokens", s.tokens, "of a batch")->check(CLI::Range(64, 1 << 24))->capture_default_str();
     app.add_option("--repetitions", s.repetitions, "of a row")->check(CLI::Range(1, 1000))->capture_default_str();
+    app.add_option("--workspace", s.workspace, "GiB that rings give deterministic kernels for scores; one GPU gives 16")
+        ->check(CLI::Range(1, 64))
+        ->capture_default_str();
     app.add_option("--query-heads", s.query_heads, "")->check(CLI::Range(1, 1024))->capture_default_str();
     app.add_option("--kv-heads", s.kv_heads, "")->check(CLI::Range(1, 1024))->capture_default_str();
     app.add_option("--width", s.width, "of a head")->check(CLI::Range(8, 1024))->capture_default_str();
