@@ -131,11 +131,16 @@ TEST_CASE("final blocks and gradients that kernels start change no bit") {
 }
 
 TEST_CASE("blocks that kernels round are summed in float") {
-    // Rings of two, in which nothing is summed but two results; larger ones; members without tokens.
-    const placement where = placed({1, 5}, {61, 20, 1, 5, 33, 0, 7, 200},
-                                   {{0, 1, 2}, {1}, {2, 0}, {2, 1}, {0}, {}, {4, 3, 2, 1, 0}, {3, 1, 4, 0, 2}});
-    for (const mask rule : {mask::causal, mask::full}) {
-        problem p({4, 2, 16}, where.lengths, rule, 9);
+    // Rings of two, in which nothing is summed but two results; of three; larger ones; members without tokens.
+    const std::vector<placement> all{
+        placed({1, 2}, {61, 20, 33}, {{0, 1}, {1}, {1, 0}}),
+        placed({1, 3}, {61, 20, 3}, {{0, 1, 2}, {2, 0}, {1, 0, 2}}),
+        placed({1, 5}, {61, 20, 1, 5, 33, 0, 7, 200},
+               {{0, 1, 2}, {1}, {2, 0}, {2, 1}, {0}, {}, {4, 3, 2, 1, 0}, {3, 1, 4, 0, 2}})};
+    for (std::size_t i = 0; i < 2 * all.size(); ++i) {
+        CAPTURE(i);
+        const placement& where = all[i / 2];
+        problem p({4, 2, 16}, where.lengths, i % 2 == 0 ? mask::causal : mask::full, 9);
         p.round_to<tutti::bfloat16>();
         const auto solved = [&]<class Engine>(std::type_identity<Engine>) {
             return solved_together<tutti::bfloat16>(p, where, [](comm::threads c, const problem& q) {

@@ -201,10 +201,10 @@ protected:
         };
         if constexpr (rounds) {
             // What came first is in `out`, and so is what comes last; between them are sums.
+            const bool starts = results(s, b, 0, 1, step) == 0;
             for_each_chunk(s, b, [&](std::size_t i, std::size_t count) {
                 const tensor<T> end = out.rows(row + i, count);
                 const tensor<P> between = sums.rows(row + i, count);
-                const bool starts = results(s, b, i, 1, step) == 0;
                 const bool stops = results(s, b, i, step + 1, s.members()) == 0;
                 if (starts) { return stops ? merge(i, end, end) : merge(i, end, between); }
                 stops ? merge(i, between, end) : merge(i, between, between);
@@ -262,20 +262,13 @@ protected:
         const tensor<const T> key = block.key.rows(0, b.keys), value = block.value.rows(0, b.keys);
         const tensor<R> d_key = gradients.key.rows(0, b.keys), d_value = gradients.value.rows(0, b.keys);
         if constexpr (rounds) {
-            bool first = true;
-            for_each_chunk(s, b, [&](std::size_t i, std::size_t) { first = first && results(s, b, i, 1, step) == 0; });
-            const tensor<T> d_part = first ? part.first_query : partial(b.queries);
+            const std::size_t before = results(s, b, 0, 1, step);
+            const tensor<T> d_part = before == 0 ? part.first_query : partial(b.queries);
             block_.backward(queue_,
                             final_backward_block<T, M>{part.query, key, value, b.seen, scale_, part.d_out, part.out,
                                                        part.log_sum_exp, part.delta, d_part, d_key, d_value});
-            if (first) { return; }
-            for_each_chunk(s, b, [&](std::size_t i, std::size_t count) {
-                const tensor<T> more = d_part.rows(i, count), one = part.first_query.rows(i, count);
-                const tensor<P> sums = part.d_query.rows(i, count);
-                const std::size_t before = results(s, b, i, 1, step);
-                if (before == 0) { return copy_tokens(queue_, more, one); }
-                before == 1 ? sum_tokens(queue_, one, more, sums) : add_tokens(queue_, more, sums);
-            });
+            if (before == 1) { sum_tokens(queue_, part.first_query, d_part, part.d_query); }
+            if (before > 1) { add_tokens(queue_, d_part, part.d_query); }
         } else {
             block_.backward(queue_, backward_block<T, M>{part.query, key, value, b.seen, scale_, part.d_out, part.out,
                                                          part.log_sum_exp, part.delta, part.d_query, d_key, d_value,
@@ -428,7 +421,8 @@ private:
         if (split != b.first_query) { each(std::size_t{0}, split - b.first_query); }
         if (split != b.first_query + b.queries) { each(split - b.first_query, b.first_query + b.queries - split); }
     }
-    // Of steps [from, to) those with a result for query i of a pair.
+    // Of steps [from, to) those with a result for query i of a pair. Early rows get theirs in the first steps, together
+    // with the late ones: before a step as many as these, if they have a part in it.
     [[nodiscard]] std::size_t results(const ring_share& s, const block_pair& b, std::size_t i, std::size_t from,
                                       std::size_t to) const {
         const std::size_t row = b.first_query + i;
