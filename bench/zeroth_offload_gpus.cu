@@ -223,6 +223,7 @@ int main(int argc, char** argv) try {
                         fmt::print("# {} GPUs gather a block by {}: {:.3f} ms{}\n", n, names[i],
                                    fastest.times()[i] * 1e3, i == fastest.chosen() ? ", chosen" : "");
                     }
+                    std::fflush(stdout);
                 }
                 for (plan p : works(n)) {
                     const auto by = [&](const char* gather, const auto& way) {

@@ -76,8 +76,10 @@ template <class T, class Wire, class Convert> void expect_masters(const trial& t
                     store.write_master(m, k, view<const float>(first.values(layout.slices(m)[k].tensor)));
                 }
             }
-            CHECK(by_pipeline<T>(host_queue{}, t, store, {.slot_count = slot_count, .blocks_resident = slot_count - 1},
-                                 no_pause{}) == expected);
+            CHECK(
+                by_pipeline<T>(host_queue{}, t, store,
+                               {.slot_count = slot_count, .blocks_resident = slot_count - 1, .piece = slot_count * 256},
+                               no_pause{}) == expected);
             for (std::size_t m = 0; m < layout.modules(); ++m) {
                 for (const zeroth::tensor_slice& s : layout.slices(m)) {
                     const auto found = store.master(m).sub(s.offset, s.count);
@@ -191,9 +193,10 @@ TEST_CASE("weights in a file: the bits of the reference, bounded memory, and the
                 disk store(layout_of(blocks, sizeof(float)), file.path);
                 fill(store, chain_reference<float>({blocks}));
                 CHECK(store.bytes() == 0);
-                CHECK(by_pipeline<float>(host_queue{}, t, store,
-                                         {.slot_count = slot_count, .write_back_every = slot_count},
-                                         no_pause{}) == expected.losses);
+                CHECK(by_pipeline<float>(
+                          host_queue{}, t, store,
+                          {.slot_count = slot_count, .write_back_every = slot_count, .piece = slot_count * 256},
+                          no_pause{}) == expected.losses);
                 if (slot_count == 3 && blocks >= 4) {
                     if (memory == 0) { memory = store.bytes(); }
                     CHECK(store.bytes() == memory);
