@@ -6,14 +6,18 @@
 #include <fstream>    // files of lengths
 #include <numeric>    // accumulate
 #include <string>     // names
+#include <utility>    // pair
 #include <vector>     // lengths
 
 #include <doctest/doctest.h>
 
+#include <tutti/comm/counted.hpp>    // what attention is over
+#include <tutti/comm/shaped.hpp>     // likewise
 #include <tutti/sequence/remap.hpp>  // rows outside of attention
 
 #include "document_rules.hpp"
 #include "document_steps.hpp"
+#include "micro_batches.hpp"
 #include "scratch_folder.hpp"
 #include "training.hpp"
 
@@ -210,6 +214,50 @@ TEST_CASE("documents are drawn by their lengths, from the text, the same for all
     CHECK(std::equal(some.targets.begin(), some.targets.begin() + 5, all.targets.begin() + 23));
     CHECK(std::equal(some.in.begin() + 5, some.in.end(), all.in.begin() + 5));
     CHECK(std::equal(some.targets.begin() + 5, some.targets.end(), all.targets.begin() + 5));
+}
+
+TEST_CASE("each micro-batch has documents of its own, whichever replica has it") {
+    const scratch_folder folder;
+    const auto text = some_text(16);
+    transformer::options o;
+    o.model = {.vocabulary = 256, .context = 16, .layers = 2, .heads = 2, .width = 16};
+    o.pipeline = "3d";
+    o.ranks = 1;
+    o.lengths = file_of(folder, "1 2 3 5 8 13 16 16");
+    o.batch = 8;
+    o.micro_batch = 1;
+    transformer::complete(o, false, 0);
+    tutti::comm::threads::launch(1, [&](tutti::comm::threads& world) {
+        const auto drawn = [&](int dp, int step, int replica) {
+            o.dp = dp;
+            tutti::comm::counted comm(
+                tutti::comm::shaped(world.duplicate("sequence"), tutti::comm::shaped_network(tutti::comm::link{})));
+            const auto attention = transformer::make_document_attention<double>(comm, o, nullptr, 0, o.model.heads);
+            const transformer::micro_batch_rows<double> rows(o, attention.get());
+            std::vector<transformer::batch> all;
+            const std::uint64_t valid = rows.draw(all, text.training(), step, replica);
+            return std::pair(all, valid);
+        };
+        const auto [all, valid] = drawn(1, 3, 0);
+        REQUIRE(all.size() == 8);
+        std::size_t documents = 0;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            CHECK(all[i].in.size() == 16);
+            documents += all[i].lengths.size();
+            for (std::size_t k = 0; k < i; ++k) { CHECK(all[i].in != all[k].in); }
+        }
+        CHECK(valid == 8 * 16 - documents);
+        for (const int replica : {0, 1}) {
+            const auto [half, of_both] = drawn(2, 3, replica);
+            CHECK(of_both == valid);
+            REQUIRE(half.size() == 4);
+            for (std::size_t i = 0; i < 4; ++i) {
+                CHECK(half[i].in == all[4 * static_cast<std::size_t>(replica) + i].in);
+                CHECK(half[i].targets == all[4 * static_cast<std::size_t>(replica) + i].targets);
+            }
+        }
+        CHECK(drawn(1, 4, 0).first[0].in != all[0].in);
+    });
 }
 
 TEST_CASE("what documents cannot be trained on is refused") {

@@ -7,15 +7,11 @@
 #include <set>          // ranks in a trace
 #include <string>       // files
 #include <string_view>  // names
-#include <utility>      // pair
 #include <vector>       // values
 
 #include <doctest/doctest.h>
 #include <tutti/checkpoint/safetensors.hpp>  // saved weights
-#include <tutti/comm/counted.hpp>            // what attention is over
 
-#include "host_device.hpp"
-#include "micro_batches.hpp"
 #include "parallel_run.hpp"
 #include "scratch_folder.hpp"
 #include "training.hpp"
@@ -158,44 +154,6 @@ TEST_CASE("documents over ranks: the losses of one rank, and of the pipeline tha
     auto routed = documents_of("3d", {1, 1, 1, 4}, 2);
     routed.nodes = 2;
     CHECK(apart(routed, alone) <= bar);
-}
-
-TEST_CASE("each micro-batch has documents of its own, whichever replica has it") {
-    const trainer_test::scratch_folder folder;
-    std::ofstream(folder / "lengths") << "1 2 3 5 8 13 16 16";
-    auto o = asked_for("3d", {}, "1f1b", 0, -1);
-    o.lengths = (folder / "lengths").string();
-    transformer::complete(o, false, 0);
-    tutti::comm::threads::launch(1, [&](tutti::comm::threads& world) {
-        const auto drawn = [&](int dp, int step, int replica) {
-            o.dp = dp;
-            tutti::comm::counted comm(transformer::host_device<double>().communicator(world, o));
-            const auto attention = transformer::make_document_attention<double>(comm, o, nullptr, 0, o.model.heads);
-            const transformer::micro_batch_rows<double> rows(o, attention.get());
-            std::vector<transformer::batch> all;
-            const std::uint64_t valid = rows.draw(all, text().training(), step, replica);
-            return std::pair(all, valid);
-        };
-        const auto [all, valid] = drawn(1, 3, 0);
-        REQUIRE(all.size() == 8);
-        std::size_t documents = 0;
-        for (std::size_t i = 0; i < all.size(); ++i) {
-            CHECK(all[i].in.size() == 16);
-            documents += all[i].lengths.size();
-            for (std::size_t k = 0; k < i; ++k) { CHECK(all[i].in != all[k].in); }
-        }
-        CHECK(valid == 8 * 16 - documents);
-        for (const int replica : {0, 1}) {
-            const auto [half, of_both] = drawn(2, 3, replica);
-            CHECK(of_both == valid);
-            REQUIRE(half.size() == 4);
-            for (std::size_t i = 0; i < 4; ++i) {
-                CHECK(half[i].in == all[4 * static_cast<std::size_t>(replica) + i].in);
-                CHECK(half[i].targets == all[4 * static_cast<std::size_t>(replica) + i].targets);
-            }
-        }
-        CHECK(drawn(1, 4, 0).first[0].in != all[0].in);
-    });
 }
 
 TEST_CASE("in float, and with a vocabulary that does not divide") {
