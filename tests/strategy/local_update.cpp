@@ -22,6 +22,7 @@ using namespace tutti;
 using namespace tutti::strategy;
 using optimize::adamw;
 using optimize::sgd;
+using test::refusal;
 using test::same_bytes;
 using test::toy;
 using test::train;
@@ -37,12 +38,6 @@ static_assert(!shardable<engine<>>);  // replicas differ between rounds: owned()
 
 namespace {
 
-template <class F> std::string refusal(F f) {
-    try {
-        f();
-    } catch (const error& e) { return e.what(); }
-    return "no error";
-}
 std::string refusal_of(local_update_rule r) {
     return refusal([&] { r.validate(); });
 }
@@ -385,7 +380,7 @@ TEST_CASE("a mean that is not finite is refused, names its round, and nothing of
         if (delay == 1) { bad(); }  // sent, and looked at when it is due
         const double adopted = delay == 1 ? q.s.anchor()[0] : anchor;
         const double moving = delay == 1 ? q.s.momentum()[0] : momentum;
-        const auto text = refusal(bad);
+        const auto text = refusal<error>(bad);
         CHECK(text.starts_with("local update: the mean of round 2 is not finite, nothing of it was adopted: "));
         CHECK(text.find("lower the learning rate") != std::string::npos);
         CHECK(q.s.anchor()[0] == adopted);
