@@ -256,6 +256,32 @@ TEST_CASE("replicas of two ranks that share optimizer state average their shards
     });
 }
 
+TEST_CASE("over replicas that share optimizer state, the gap is that of all shards together") {
+    using inside = zero<2, threads, adamw, double>;
+    const auto gaps = [](int ranks_of_each) {
+        const int n = 2 * ranks_of_each;
+        std::vector<std::vector<double>> all(static_cast<std::size_t>(n));
+        threads::launch(n, [&](threads& world) {
+            auto node = comm::split_by_color(world, world.rank() / ranks_of_each, "node");
+            auto across = comm::split_by_color(world, world.rank() % ranks_of_each, "across");
+            toy<double> t;
+            inside shards(std::move(*node), {}, {.bucket_bytes = 512});  // one would belong to a single rank
+            local_update<threads, inside> s(std::move(*across), std::move(shards), co2_method{.period = 2}.rule());
+            s.attach(t.parameters);
+            for (int k = 0; k < 12; ++k) {
+                train(s, world.rank(), n, {.steps = 1, .first_step = k});
+                all[std::size_t(world.rank())].push_back(s.gap());
+            }
+            s.finish();
+        });
+        for (const auto& other : all) { CHECK(other == all[0]); }
+        return all[0];
+    };
+    const auto shared = gaps(2), whole = gaps(1);
+    CHECK(shared.back() > 1.01);
+    for (std::size_t k = 0; k < whole.size(); ++k) { CHECK(shared[k] == doctest::Approx(whole[k]).epsilon(1e-10)); }
+}
+
 namespace {
 
 /// A strategy that keeps its gradients to itself.
