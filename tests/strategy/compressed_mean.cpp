@@ -39,6 +39,7 @@ using comm::threads;
 using strategy::compressed_mean;
 using test::expect;
 using test::matrices;
+using test::saved;
 using test::toy;
 
 template <class X, class Optimizer = optimize::sgd, class Comm = threads>
@@ -263,11 +264,6 @@ TEST_CASE("bytes on the wire are those of the compressor, tensor by tensor") {
 }
 
 TEST_CASE("a resume from the saved state continues with the same bits") {
-    const auto saved = [](auto& s) {
-        std::vector<std::vector<std::byte>> all;
-        for (const auto& e : s.state()) { all.emplace_back(e.data.begin(), e.data.end()); }
-        return all;
-    };
     const auto check = [&]<class X>(compressed_mean<X> how) {
         std::atomic<int> equal = 0;
         const int n = how.nodes ? how.nodes->ranks() : 3;
@@ -283,11 +279,7 @@ TEST_CASE("a resume from the saved state continues with the same bits") {
             toy<float> fresh = matrices();
             compressed<X, optimize::adamw> resumed(w.duplicate("resumed"), {}, {.bucket_bytes = 600}, how);
             resumed.attach(fresh.parameters);
-            for (std::size_t i = 0; i < checkpoint.size(); ++i) {
-                const auto& e = resumed.state()[i];
-                if (!checkpoint[i].empty()) { std::memcpy(e.data.data(), checkpoint[i].data(), checkpoint[i].size()); }
-            }
-            resumed.restored();
+            test::restore(resumed, checkpoint);
             test::train(resumed, w.rank(), n, {.steps = 5, .first_step = 5});
             resumed.flush();
             equal += test::same_bytes(fresh.values(), straight.values()) && saved(resumed) == saved(whole) ? 1 : 0;

@@ -22,6 +22,8 @@ using strategy::data_parallel;
 using strategy::local;
 using test::layout;
 using test::recipe;
+using test::refusal;
+using test::saved;
 using test::toy;
 using test::train;
 using self = comm::self<host_queue>;
@@ -50,20 +52,6 @@ template <class Optimizer, class T = double> struct single {
         return s.step(h);
     }
 };
-
-template <class F> std::string refusal(F f) {
-    try {
-        f();
-    } catch (const usage_error& e) { return e.what(); }
-    return "no usage_error";
-}
-
-// All bytes of a strategy's state.
-template <class S> std::vector<std::vector<std::byte>> saved(S& s) {
-    std::vector<std::vector<std::byte>> out;
-    for (const auto& e : s.state()) { out.emplace_back(e.data.begin(), e.data.end()); }
-    return out;
-}
 
 }  // namespace
 
@@ -236,12 +224,7 @@ TEST_CASE_TEMPLATE("a resumed run continues bit by bit", T, float, double, bfloa
         local<adamw, T> resumed(self{});
         resumed.attach(fresh.parameters);
         REQUIRE(resumed.state().size() == checkpoint.size());
-        for (std::size_t i = 0; i < checkpoint.size(); ++i) {
-            const auto& e = resumed.state()[i];
-            REQUIRE(e.data.size() == checkpoint[i].size());
-            if (!checkpoint[i].empty()) { std::memcpy(e.data.data(), checkpoint[i].data(), checkpoint[i].size()); }
-        }
-        resumed.restored();
+        test::restore(resumed, checkpoint);
         train(resumed, 0, 1, {.steps = 5, .first_step = 5});
         CHECK(test::same_bytes(fresh.values(), straight.values()));
         CHECK(saved(resumed) == saved(whole));

@@ -22,6 +22,7 @@ using namespace tutti;
 using namespace tutti::strategy;
 using optimize::adamw;
 using optimize::sgd;
+using test::refusal;
 using test::same_bytes;
 using test::toy;
 using test::train;
@@ -37,12 +38,6 @@ static_assert(!shardable<engine<>>);  // replicas differ between rounds: owned()
 
 namespace {
 
-template <class F> std::string refusal(F f) {
-    try {
-        f();
-    } catch (const error& e) { return e.what(); }
-    return "no error";
-}
 std::string refusal_of(local_update_rule r) {
     return refusal([&] { r.validate(); });
 }
@@ -385,7 +380,7 @@ TEST_CASE("a mean that is not finite is refused, names its round, and nothing of
         if (delay == 1) { bad(); }  // sent, and looked at when it is due
         const double adopted = delay == 1 ? q.s.anchor()[0] : anchor;
         const double moving = delay == 1 ? q.s.momentum()[0] : momentum;
-        const auto text = refusal(bad);
+        const auto text = refusal<error>(bad);
         CHECK(text.starts_with("local update: the mean of round 2 is not finite, nothing of it was adopted: "));
         CHECK(text.find("lower the learning rate") != std::string::npos);
         CHECK(q.s.anchor()[0] == adopted);
@@ -482,6 +477,32 @@ TEST_CASE("bytes of another rule are refused when they are restored") {
     }
     CHECK(refusal([&] { s.restored(); }) ==
           "restored: 1 means in flight with a delay of 0: the state is of another rule, or of none");
+    local_update_rule rule = co2_method{.period = 2}.rule();
+    rule.automatic.emplace();
+    toy<float> u;
+    engine<> automatic(self{}, local<sgd>(self{}), rule);
+    automatic.attach(u.parameters);
+    for (const auto& e : automatic.state()) {
+        if (e.name == "local_update/counters") { reinterpret_cast<std::uint64_t*>(e.data.data())[5] = 0; }
+    }
+    CHECK(refusal([&] { automatic.restored(); }) ==
+          "restored: a period of 0 steps: the state is of another rule, or of none");
+    CHECK(automatic.period() == 2);
+}
+
+TEST_CASE("a stated period is the rule's, whatever the state that a run resumes from had") {
+    toy<float> t, u;
+    engine<> before(self{}, local<sgd>(self{}), co2_method{.period = 2}.rule());
+    before.attach(t.parameters);
+    train(before, 0, 1, {.steps = 2});
+    engine<> s(self{}, local<sgd>(self{}), co2_method{.period = 3}.rule());
+    s.attach(u.parameters);
+    test::restore(s, test::saved(before));
+    CHECK(s.period() == 3);
+    train(s, 0, 1, {.steps = 2, .first_step = 2});
+    CHECK(s.rounds() == 1);
+    train(s, 0, 1, {.steps = 1, .first_step = 4});
+    CHECK(s.rounds() == 2);
 }
 
 TEST_CASE("strategies move between steps and with a mean in flight; one that was moved from says so") {

@@ -35,6 +35,7 @@ using namespace tutti::strategy;
 using comm::threads;
 using optimize::sgd;
 using test::matrices;
+using test::refusal;
 using test::same_bytes;
 using test::toy;
 using test::train;
@@ -76,12 +77,6 @@ double distance(const vec& a, const vec& b) {
     double most = 0;
     for (std::size_t i = 0; i < a.size(); ++i) { most = std::max(most, std::fabs(double{a[i]} - double{b[i]})); }
     return most;
-}
-template <class F> std::string refusal(F f) {
-    try {
-        f();
-    } catch (const error& e) { return e.what(); }
-    return "no error";
 }
 std::vector<std::size_t> ends(const schedule::bucket_plan& plan) {
     std::vector<std::size_t> all;
@@ -282,7 +277,7 @@ TEST_CASE("compressed rounds resume bit by bit from every step, with means in fl
     const auto some = [](int count, int first) { return test::recipe{.steps = count, .first_step = first}; };
     const vec straight = trained(n, rule, how, some(steps, 0));
     for (int cut = 0; cut < steps; ++cut) {
-        std::vector<std::vector<std::vector<std::byte>>> saved(n);
+        std::vector<test::saved_state> saved(n);
         const auto run = [&](threads& w, auto work) {
             toy<float> t = matrices();
             compressed<compress::quantize> s(w.duplicate("across"), local<sgd>(self{}, {.momentum = 0}), rule, {}, how);
@@ -295,18 +290,13 @@ TEST_CASE("compressed rounds resume bit by bit from every step, with means in fl
         threads::launch(n, [&](threads& w) {
             run(w, [&](auto& s, auto& own) {
                 train(s, w.rank(), n, some(cut, 0));
-                for (const auto& e : s.state()) { own.emplace_back(e.data.begin(), e.data.end()); }
+                own = test::saved(s);
             });
         });
         threads::launch(n, [&](threads& w) {
             run(w, [&](auto& s, auto& own) {
                 train(s, w.rank(), n, some(7, 1));
-                const auto entries = s.state();
-                REQUIRE(entries.size() == own.size());
-                for (std::size_t i = 0; i < entries.size(); ++i) {
-                    std::copy(own[i].begin(), own[i].end(), entries[i].data.begin());
-                }
-                s.restored();
+                test::restore(s, own);
             });
         });
     }
@@ -387,7 +377,7 @@ TEST_CASE("what makes no sense is refused") {
     CHECK(
         with(co2_method{2}.rule(), {.level = 0}) ==
         "compressed mean: level is 0, expected bits, a rank or kept elements in 10,000; 1 for schemes without levels");
-    CHECK(with(co2_method{2}.rule(), {.level = 4}) == "no error");
+    CHECK(with(co2_method{2}.rule(), {.level = 4}) == "no such error");
     local_update_rule rule = co2_method{4}.rule();
     rule.fragments = 5;
     CHECK(refusal([&] { rule.validate(); }) ==
@@ -398,12 +388,12 @@ TEST_CASE("what makes no sense is refused") {
     rule.inner = inner_state::reset;
     CHECK(refusal([&] { rule.validate(); }).starts_with("local update: with fragments the period is stated"));
     rule.inner = inner_state::keep;
-    CHECK(refusal([&] { rule.validate(); }) == "no error");
+    CHECK(refusal([&] { rule.validate(); }) == "no such error");
     CHECK(rule.describe().starts_with("local update every 4 steps in 2 fragments behind"));
     rule.automatic.emplace();
     CHECK(refusal([&] { rule.validate(); }).starts_with("local update: with fragments the period is stated"));
 
-    const std::string differ = refusal([] {
+    const std::string differ = refusal<mismatch_error>([] {
         threads::launch(2, [](threads& w) {
             toy<float> t = matrices();
             compressed<compress::quantize> s(w.duplicate("across"), local<sgd>(self{}), co2_method{2}.rule(), {},

@@ -33,7 +33,10 @@ using comm::threads;
 using optimize::adamw;
 using optimize::sgd;
 using test::recipe;
+using test::restore;
 using test::same_bytes;
+using test::saved;
+using test::saved_state;
 using test::toy;
 using test::train;
 using vec = std::vector<float>;
@@ -83,23 +86,6 @@ auto local_updates(const local_update_rule& rule) {
     return [rule](threads& world) { return engine<>(world.duplicate("across"), local<adamw>(self{}), rule); };
 }
 
-using saved_state = std::vector<std::vector<std::byte>>;
-template <class S> saved_state save(S& s) {
-    saved_state saved;
-    for (const auto& e : s.state()) { saved.emplace_back(e.data.begin(), e.data.end()); }
-    return saved;
-}
-/// Into the first of the entries, as many as were saved.
-template <class S> void restore(S& s, const saved_state& saved) {
-    const auto entries = s.state();
-    REQUIRE(entries.size() >= saved.size());
-    for (std::size_t i = 0; i < saved.size(); ++i) {
-        REQUIRE(entries[i].data.size() == saved[i].size());
-        std::copy(saved[i].begin(), saved[i].end(), entries[i].data.begin());
-    }
-    s.restored();
-}
-
 /// From step `first` on the rank has the values of a run of one sample a rank and step, to its end.
 template <class S> void expect_goes_on(S& s, const toy<float>& t, int rank, int first, const trajectory& all) {
     const auto me = static_cast<std::size_t>(rank);
@@ -140,7 +126,7 @@ TEST_CASE("the first round begins where the synchronous steps end") {
         data_parallel<threads, adamw> s(world.duplicate("dp"));
         s.attach(t.parameters);
         train(s, world.rank(), n, {.steps = before, .batch = n});
-        start[std::size_t(world.rank())] = save(s);
+        start[std::size_t(world.rank())] = saved(s);
     });
     for (const auto& plain : rules(4)) {
         local_update_rule rule = plain;
@@ -205,7 +191,7 @@ TEST_CASE("a consensus in the synchronous steps is what replicas have, and a run
             CAPTURE(cut);
             threads::launch(n, [&](threads& world) {
                 const auto me = std::size_t(world.rank());
-                saved_state saved;
+                saved_state state;
                 {
                     toy<float> t;
                     engine<> s = local_updates(rule)(world);
@@ -216,13 +202,13 @@ TEST_CASE("a consensus in the synchronous steps is what replicas have, and a run
                         const vec own = cut == 0 ? toy<float>().values() : straight[std::size_t(cut) - 1][me];
                         CHECK(same_bytes(t.values(), own));
                     }
-                    saved = save(s);
+                    state = saved(s);
                 }
                 toy<float> t(test::layout::scattered, test::layout::none, 55);
                 engine<> s = local_updates(rule)(world);
                 s.attach(t.parameters);
                 train(s, world.rank(), n, {.steps = cut * 2 % 7, .batch = n});
-                restore(s, saved);
+                restore(s, state);
                 expect_goes_on(s, t, world.rank(), cut, straight);
             });
         }
@@ -268,6 +254,32 @@ TEST_CASE("replicas of two ranks that share optimizer state average their shards
         }
         s.finish();
     });
+}
+
+TEST_CASE("over replicas that share optimizer state, the gap is that of all shards together") {
+    using inside = zero<2, threads, adamw, double>;
+    const auto gaps = [](int ranks_of_each) {
+        const int n = 2 * ranks_of_each;
+        std::vector<std::vector<double>> all(static_cast<std::size_t>(n));
+        threads::launch(n, [&](threads& world) {
+            auto node = comm::split_by_color(world, world.rank() / ranks_of_each, "node");
+            auto across = comm::split_by_color(world, world.rank() % ranks_of_each, "across");
+            toy<double> t;
+            inside shards(std::move(*node), {}, {.bucket_bytes = 512});  // one would belong to a single rank
+            local_update<threads, inside> s(std::move(*across), std::move(shards), co2_method{.period = 2}.rule());
+            s.attach(t.parameters);
+            for (int k = 0; k < 12; ++k) {
+                train(s, world.rank(), n, {.steps = 1, .first_step = k});
+                all[std::size_t(world.rank())].push_back(s.gap());
+            }
+            s.finish();
+        });
+        for (const auto& other : all) { CHECK(other == all[0]); }
+        return all[0];
+    };
+    const auto shared = gaps(2), whole = gaps(1);
+    CHECK(shared.back() > 1.01);
+    for (std::size_t k = 0; k < whole.size(); ++k) { CHECK(shared[k] == doctest::Approx(whole[k]).epsilon(1e-10)); }
 }
 
 namespace {
@@ -368,7 +380,7 @@ TEST_CASE("an automatic period without a trace, cut to the most; it is part of t
         CHECK(s.rounds() == 3);
         train(s, world.rank(), n, {.steps = 2, .batch = n, .first_step = 6});
         CHECK(s.rounds() == 3);
-        const saved_state saved = save(s);
+        const saved_state state = saved(s);
         train(s, world.rank(), n, {.steps = 11, .batch = n, .first_step = 8});
         CHECK(s.rounds() == 7);
         s.finish();
@@ -376,7 +388,7 @@ TEST_CASE("an automatic period without a trace, cut to the most; it is part of t
         auto resumed = make(world, 5);  // which it would choose
         resumed.attach(u.parameters);
         CHECK(resumed.period() == 2);
-        restore(resumed, saved);
+        restore(resumed, state);
         CHECK(resumed.period() == 3);
         train(resumed, world.rank(), n, {.steps = 11, .batch = n, .first_step = 8});
         CHECK(resumed.period() == 3);  // not measured again

@@ -307,15 +307,13 @@ TEST_CASE("a run resumes bit by bit from every step of a round, also with a mean
         const auto straight = trained<adamw>(m.rule, n, some(steps, 0), adamw{});
         for (int cut = 0; cut <= steps; ++cut) {
             CAPTURE(cut);
-            std::vector<std::vector<std::vector<std::byte>>> saved(n);
+            std::vector<test::saved_state> saved(n);
             threads::launch(n, [&](threads& world) {
                 toy<float> t;
                 engine<adamw> s(world.duplicate("across"), local<adamw>(self{}), m.rule);
                 s.attach(t.parameters);
                 train(s, world.rank(), n, some(cut, 0));
-                for (const auto& e : s.state()) {
-                    saved[std::size_t(world.rank())].emplace_back(e.data.begin(), e.data.end());
-                }
+                saved[std::size_t(world.rank())] = test::saved(s);
                 // Saving changed nothing.
                 train(s, world.rank(), n, some(steps - cut, cut));
                 s.finish();
@@ -327,13 +325,7 @@ TEST_CASE("a run resumes bit by bit from every step of a round, also with a mean
                 engine<adamw> s(world.duplicate("across"), local<adamw>(self{}), m.rule);
                 s.attach(t.parameters);
                 train(s, world.rank(), n, some(cut % 5, 0));  // what is overwritten may be in any phase
-                const auto entries = s.state();
-                REQUIRE(entries.size() == saved[me].size());
-                for (std::size_t i = 0; i < entries.size(); ++i) {
-                    REQUIRE(entries[i].data.size() == saved[me][i].size());
-                    std::copy(saved[me][i].begin(), saved[me][i].end(), entries[i].data.begin());
-                }
-                s.restored();
+                test::restore(s, saved[me]);
                 for (int k = cut; k < steps; ++k) {
                     train(s, world.rank(), n, some(1, k));
                     REQUIRE(same_bytes(t.values(), straight[std::size_t(k)][me]));

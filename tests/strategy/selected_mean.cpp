@@ -34,6 +34,7 @@ using compress::top_k;
 using strategy::selected_mean;
 using test::expect;
 using test::matrices;
+using test::saved;
 using test::toy;
 
 template <class X> using selected = strategy::data_parallel<counted<threads>, optimize::adamw, float, selected_mean<X>>;
@@ -53,11 +54,6 @@ template <class S> std::vector<int> levels_of(S& s) {
     std::vector<int> levels;
     for (const auto& t : s.exchange().tensors()) { levels.push_back(t.level); }
     return levels;
-}
-template <class S> std::vector<std::vector<std::byte>> saved(S& s) {
-    std::vector<std::vector<std::byte>> all;
-    for (const auto& e : s.state()) { all.emplace_back(e.data.begin(), e.data.end()); }
-    return all;
 }
 
 /// What a run leaves: values, the levels that each step was sent at, and bytes sent by rank.
@@ -192,11 +188,7 @@ TEST_CASE("a resume from any step continues with the same bits and levels") {
                 whole.flush();
 
                 auto resumed = start(fresh, "resumed");
-                for (std::size_t i = 0; i < checkpoint.size(); ++i) {
-                    const auto& e = resumed.state()[i];
-                    std::copy(checkpoint[i].begin(), checkpoint[i].end(), e.data.data());
-                }
-                resumed.restored();
+                test::restore(resumed, checkpoint);
                 test::train(resumed, w.rank(), 2, {.steps = 8, .first_step = cut});
                 resumed.flush();
                 expect(test::same_bytes(fresh.values(), straight.values()), "cut {}: other values", cut);

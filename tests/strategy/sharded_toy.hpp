@@ -1,12 +1,19 @@
 // A toy model that is large enough to be cut: several blocks of the global norm, tensors of one element, an empty one.
 // Needs toy.hpp. Its trainer runs a forward pass and a backward pass, and reads values only where a strategy allows it.
+// Also what tests of several shard exchanges ask of a run.
 #pragma once
 
-#include <cstddef>  // size_t
-#include <string>   // names
-#include <vector>   // storage
+#include <algorithm>    // max
+#include <cmath>        // fabs
+#include <cstddef>      // size_t
+#include <limits>       // nan
+#include <string>       // names
+#include <type_traits>  // stages
+#include <vector>       // storage
 
 #include "toy.hpp"                                   // slope
+#include <tutti/comm/threads.hpp>                    // ranks
+#include <tutti/comm/topology.hpp>                   // nodes
 #include <tutti/optimize/adamw.hpp>                  // adamw
 #include <tutti/optimize/clip.hpp>                   // global_norm
 #include <tutti/schedule/bucket.hpp>                 // offsets
@@ -98,6 +105,16 @@ std::vector<double> train_sharded(S& s, std::size_t parameters, int rank, int ra
     return norms;
 }
 
+/// f(stage) for each stage of ZeRO, as a constant.
+template <class F> void for_stages(F f) {
+    f(std::integral_constant<int, 1>{});
+    f(std::integral_constant<int, 2>{});
+    f(std::integral_constant<int, 3>{});
+}
+
+/// Ranks by node.
+inline comm::topology nodes(std::vector<int> node) { return comm::topology({.node = std::move(node)}); }
+
 /// All values, one parameter after the other, as the strategy shows them. Collective.
 template <class S> auto values_of(S& s, std::size_t parameters) {
     std::vector<typename S::element_type> all;
@@ -108,6 +125,59 @@ template <class S> auto values_of(S& s, std::size_t parameters) {
         s.after_use(i);
     }
     return all;
+}
+
+/// What a run leaves: values, and the norm of each step.
+template <class T> struct outcome {
+    std::vector<T> values;
+    std::vector<double> norms;
+    friend bool operator==(const outcome& a, const outcome& b) {
+        return same_bytes(a.values, b.values) && a.norms == b.norms;
+    }
+};
+/// Of n ranks that run(world) each; all must end alike.
+template <class T, class Run> outcome<T> of_all_ranks(int n, Run run) {
+    std::vector<outcome<T>> results(static_cast<std::size_t>(n));
+    comm::threads::launch(n,
+                          [&](comm::threads& world) { results[static_cast<std::size_t>(world.rank())] = run(world); });
+    for (const auto& other : results) { REQUIRE(other == results[0]); }
+    return results[0];
+}
+/// Of one rank, from attach to finish.
+template <class S>
+outcome<typename S::element_type> train_to_the_end(S s, sized_toy<typename S::element_type>& t, comm::threads& world,
+                                                   const plan_of_steps& r) {
+    s.attach(t.parameters);
+    outcome<typename S::element_type> all;
+    all.norms = train_sharded(s, t.parameters.size(), world.rank(), world.size(), r);
+    all.values = values_of(s, t.parameters.size());
+    s.finish();
+    return all;
+}
+/// The largest difference of values, relative to those above 1, and of norms.
+template <class T> double distance(const outcome<T>& a, const outcome<T>& b) {
+    double worst = 0;
+    for (std::size_t e = 0; e < b.values.size(); ++e) {
+        worst = std::max(worst, std::fabs(a.values[e] - b.values[e]) / std::max(1.0, std::fabs(b.values[e])));
+    }
+    for (std::size_t k = 0; k < b.norms.size(); ++k) {
+        worst = std::max(worst, std::fabs(a.norms[k] - b.norms[k]) / b.norms[k]);
+    }
+    return worst;
+}
+
+/// A bad gradient of one rank skips the step on all, changes no value, and is not there any more in the next.
+template <class S> void check_skips_bad_gradient(S& s, std::size_t parameters, int rank) {
+    const auto values = values_of(s, parameters);
+    s.begin({});
+    pass(s, parameters, 9, 1, [&](std::size_t i, const auto& g) {
+        if (rank == 2 && i == 7) { g[4000] = std::numeric_limits<double>::quiet_NaN(); }
+    });
+    CHECK(s.step({0.1, 1}).skipped);
+    for (int again = 0; again < 2; ++again) { CHECK(same_bytes(values_of(s, parameters), values)); }
+    s.begin({});
+    pass(s, parameters, 9, 0);
+    CHECK(s.step({0.1, 1}).norm == 0);
 }
 
 /// Data parallelism that averages the gradient of every micro-batch, all of it at once, and adds up the means: what

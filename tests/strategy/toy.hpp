@@ -2,19 +2,48 @@
 // Needs strategy/strategy. What a sample contributes is a function of its global index alone, as in a real trainer.
 #pragma once
 
-#include <algorithm>  // shuffle
+#include <algorithm>  // shuffle, copy
 #include <chrono>     // delays
-#include <cstddef>    // size_t
+#include <cstddef>    // size_t, byte
 #include <numeric>    // iota
 #include <random>     // orders
 #include <string>     // names
 #include <thread>     // delays
 #include <vector>     // storage
 
+#include <doctest/doctest.h>  // requirements
+
 #include "support/oracle.hpp"           // random elements
+#include <tutti/core/error.hpp>         // usage_error
 #include <tutti/strategy/strategy.hpp>  // parameters
 
 namespace tutti::test {
+
+/// What an error of f says.
+template <class E = usage_error, class F> std::string refusal(F f) {
+    try {
+        f();
+    } catch (const E& e) { return e.what(); }
+    return "no such error";
+}
+
+using saved_state = std::vector<std::vector<std::byte>>;
+/// All bytes of a strategy's state.
+template <class S> saved_state saved(S& s) {
+    saved_state all;
+    for (const auto& e : s.state()) { all.emplace_back(e.data.begin(), e.data.end()); }
+    return all;
+}
+/// Into the first of its entries, as many as were saved.
+template <class S> void restore(S& s, const saved_state& from) {
+    const auto entries = s.state();
+    REQUIRE(entries.size() >= from.size());
+    for (std::size_t i = 0; i < from.size(); ++i) {
+        REQUIRE(entries[i].data.size() == from[i].size());
+        std::copy(from[i].begin(), from[i].end(), entries[i].data.begin());
+    }
+    s.restored();
+}
 
 /// Where a toy keeps its tensors: one behind the other, each by itself, or nowhere (gradients only).
 enum class layout { together, scattered, none };

@@ -25,6 +25,8 @@ using namespace tutti;
 using optimize::adamw;
 using optimize::sgd;
 using strategy::zero;
+using test::for_stages;
+using test::refusal;
 using test::same_bytes;
 using test::sized_toy;
 using test::slope_operation;
@@ -45,18 +47,6 @@ static_assert(exists<1, self, adamw> && !exists<0, self, adamw> && !exists<4, se
 namespace {
 
 constexpr std::size_t count = 10;  // parameters of several_blocks
-
-template <class F> std::string refusal(F f) {
-    try {
-        f();
-    } catch (const usage_error& e) { return e.what(); }
-    return "no usage_error";
-}
-template <class F> void for_stages(F f) {
-    f(std::integral_constant<int, 1>{});
-    f(std::integral_constant<int, 2>{});
-    f(std::integral_constant<int, 3>{});
-}
 
 // A virtual communicator whose reductions and gathers take one second a byte of the whole.
 class slow_link : public comm::decorator<slow_link, comm::self<virtual_queue>> {
@@ -291,38 +281,10 @@ TEST_CASE("a stream gives the bits of the host") {
             zero<stage, self, adamw> on_host(self{}, {}, {.bucket_bytes = 20000});
             on_host.attach(t.parameters);
             using device = comm::self<stream_queue>;
-            strategy::parameters<float, stream_memory> list;
-            for (const auto& p : u.parameters) {
-                list.push_back({p.name,
-                                p.shape,
-                                p.decay,
-                                {p.value.data(), p.value.size()},
-                                {p.gradient.data(), p.gradient.size()}});
-            }
+            auto list = test::on_stream_of(u);
             zero<stage, device, adamw> on_stream(device{}, {}, {.bucket_bytes = 20000});
             on_stream.attach(list);
-            const stream_queue q = on_stream.queue();
-            for (std::uint64_t step = 0; step < 3; ++step) {
-                for (int m = 0; m < 2; ++m) {
-                    on_host.begin({m, 2});
-                    test::pass(on_host, count, step, 1.0);
-                    on_stream.begin({m, 2});
-                    for (std::size_t i = 0; i < count; ++i) {
-                        static_cast<void>(on_stream.before_use(i));
-                        on_stream.after_use(i);
-                    }
-                    for (std::size_t i = count; i-- > 0;) {
-                        run(q, slope_operation{on_stream.before_use(i), on_stream.gradient(i), i, step});
-                        on_stream.after_use(i);
-                        on_stream.gradient_ready(i);
-                    }
-                }
-                const auto expected = on_host.step({.learning_rate = 0.05, .clip_norm = 20});
-                CHECK(on_stream.step({.learning_rate = 0.05, .clip_norm = 20}).norm == expected.norm);
-            }
-            on_stream.flush();
-            const auto owned = on_stream.owned();
-            CHECK(std::memcmp(owned.data(), on_host.owned().data(), owned.size() * sizeof(float)) == 0);
+            test::check_same_bits(on_host, on_stream, count);
             if (stage != 3) {
                 std::vector<float> values;
                 for (const auto& p : u.parameters) { values.insert(values.end(), p.value.begin(), p.value.end()); }

@@ -33,7 +33,10 @@ using optimize::adamw;
 using strategy::as_is;
 using strategy::compressed_shards;
 using strategy::zero;
+using test::for_stages;
+using test::refusal;
 using test::same_bytes;
+using test::saved;
 using test::several_blocks;
 using test::sized_toy;
 using test::train_sharded;
@@ -50,12 +53,6 @@ namespace {
 constexpr std::size_t count = 10;  // parameters of several_blocks
 constexpr std::size_t bucket_bytes = 40000;
 template <int Stage, class Exchange = in_bits, class T = float> using tested = zero<Stage, counted, adamw, T, Exchange>;
-
-template <class F> void for_stages(F f) {
-    f(std::integral_constant<int, 1>{});
-    f(std::integral_constant<int, 2>{});
-    f(std::integral_constant<int, 3>{});
-}
 
 // Some of the tensors are matrices.
 template <class T> sized_toy<T> matrices() {
@@ -117,16 +114,9 @@ std::size_t wire_of(const strategy::detail::shard_plan& plan, std::size_t b, std
         const std::size_t meta = (p.size + 511) / 512 * 8;
         const std::size_t codes = (p.size + 7) / 8 * static_cast<std::size_t>(bits);
         const std::size_t compressed = (meta + 15) / 16 * 16 + (codes + 15) / 16 * 16;
-        bytes += is_matrix(p.parameter) && compressed < p.size * 4 ? compressed : as_floats;
+        bytes += is_matrix(p.parameter) && compressed <= p.size * 4 ? compressed : as_floats;
     }
     return bytes;
-}
-
-using bytes = std::vector<std::byte>;
-template <class S> std::vector<bytes> saved(S& s) {
-    std::vector<bytes> out;
-    for (const auto& e : s.state()) { out.emplace_back(e.data.begin(), e.data.end()); }
-    return out;
 }
 
 // Values are on the grid of their masters' bucket; vectors are the masters.
@@ -159,13 +149,6 @@ template <class S> void check_values(S& s, double worst_rounding) {
         }
     }
     CHECK(moved > plan.owned() / 4);
-}
-
-template <class E, class F> std::string refusal(F f) {
-    try {
-        f();
-    } catch (const E& e) { return e.what(); }
-    return "no refusal";
 }
 
 }  // namespace
@@ -296,7 +279,7 @@ TEST_CASE("a resumed run continues bit by bit, and not without what the exchange
         }
     };
     for_stages([&](auto stage) {
-        std::vector<std::vector<bytes>> checkpoint(n), ends(n);
+        std::vector<test::saved_state> checkpoint(n), ends(n);
         std::vector<std::vector<float>> straight(n);
         threads::launch(n, [&](threads& world) {
             const auto rank = static_cast<std::size_t>(world.rank());
@@ -474,18 +457,18 @@ TEST_CASE("values of equal masters are drawn anew after each update, and not bet
 }
 
 TEST_CASE("settings that make no sense are refused, and ranks that differ in them") {
-    CHECK(refusal<usage_error>([] { in_bits{.gradient_level = 9}.validate(); }) ==
+    CHECK(refusal([] { in_bits{.gradient_level = 9}.validate(); }) ==
           "quantize: tensor 0 has level 9; bits are 1 to 8");
-    CHECK(refusal<usage_error>([] { in_bits{.value_level = 0}.validate(); }) ==
+    CHECK(refusal([] { in_bits{.value_level = 0}.validate(); }) ==
           "compressed shards: values at level 0, which compresses nothing; as_is in place of their compressor leaves "
           "them as they are");
-    CHECK(refusal<usage_error>([] { compressed_shards<as_is>{.feedback = true}.validate(); }) ==
+    CHECK(refusal([] { compressed_shards<as_is>{.feedback = true}.validate(); }) ==
           "compressed shards: feedback is of compressed gradients, these go as they are");
     threads::launch(1, [](threads& world) {
         CHECK_THROWS_AS(tested<2>(counted(world.duplicate("level")), {}, {}, {.gradient_level = 9}), usage_error);
         auto t = matrices<bfloat16>();
         tested<3, in_bits, bfloat16> s(counted(world.duplicate("rounded")), {}, {.stochastic_rounding_seed = 1});
-        CHECK(refusal<usage_error>([&] { s.attach(t.parameters); }) ==
+        CHECK(refusal([&] { s.attach(t.parameters); }) ==
               "attach: values that are compressed are rounded by their compressor; leave out stochastic_rounding_seed");
     });
     threads::launch(2, [&](threads& world) {

@@ -1,14 +1,9 @@
 // ZeRO shared inside nodes: the means of data parallelism, bits where sums are the same, exact traffic and memory.
 #include <doctest/doctest.h>  // checks
 
-#include <algorithm>    // max
-#include <cmath>        // fabs
-#include <cstring>      // memcmp
-#include <limits>       // nan
-#include <optional>     // topologies
-#include <string>       // texts
-#include <type_traits>  // stages
-#include <vector>       // results
+#include <numeric>  // reduce
+#include <string>   // texts
+#include <vector>   // results
 
 #include "schedule/stream_queue.hpp"         // a device-like queue
 #include "sharded_toy.hpp"                   // trainer
@@ -30,12 +25,16 @@ using comm::topology;
 using optimize::adamw;
 using strategy::node_shards;
 using strategy::zero;
+using test::for_stages;
+using test::nodes;
 using test::plan_of_steps;
+using test::refusal;
 using test::same_bytes;
 using test::several_blocks;
 using test::sized_toy;
 using test::train_sharded;
 using counted = comm::counted<threads>;
+using outcome = test::outcome<double>;
 
 static_assert(strategy::shard_exchange<node_shards, comm::self<virtual_queue>, bfloat16>);
 static_assert(strategy::shardable<zero<3, comm::self<virtual_queue>, adamw, bfloat16, node_shards>>);
@@ -47,34 +46,13 @@ constexpr std::size_t count = 10;  // parameters of several_blocks
 template <int Stage> using plain = zero<Stage, counted, adamw, double>;
 template <int Stage> using in_nodes = zero<Stage, counted, adamw, double, node_shards>;
 
-template <class F> void for_stages(F f) {
-    f(std::integral_constant<int, 1>{});
-    f(std::integral_constant<int, 2>{});
-    f(std::integral_constant<int, 3>{});
-}
-topology nodes(std::vector<int> node) { return topology({.node = std::move(node)}); }
-
-struct outcome {
-    std::vector<double> values, norms;
-};
-/// Trains what make(comm) gives. Only rank 0 has the initial values that count; all ranks must end alike.
+/// Trains what make(comm) gives. Only rank 0 has the initial values that count.
 template <class Make> outcome trained(int n, const plan_of_steps& r, Make make) {
-    std::vector<outcome> results(static_cast<std::size_t>(n));
-    threads::launch(n, [&](threads& world) {
+    return test::of_all_ranks<double>(n, [&](threads& world) {
         sized_toy<double> t(several_blocks, test::layout::together, test::layout::none,
                             1 + 50 * static_cast<std::uint64_t>(world.rank()));
-        auto s = make(counted(world.duplicate("dp")));
-        s.attach(t.parameters);
-        auto& mine = results[static_cast<std::size_t>(world.rank())];
-        mine.norms = train_sharded(s, count, world.rank(), n, r);
-        mine.values = test::values_of(s, count);
-        s.finish();
+        return test::train_to_the_end(make(counted(world.duplicate("dp"))), t, world, r);
     });
-    for (const auto& other : results) {
-        REQUIRE(same_bytes(other.values, results[0].values));
-        REQUIRE(other.norms == results[0].norms);
-    }
-    return results[0];
 }
 template <int Stage>
 outcome shared_inside(const topology& where, const plan_of_steps& r, std::size_t bucket_bytes = 40000) {
@@ -84,20 +62,6 @@ outcome shared_inside(const topology& where, const plan_of_steps& r, std::size_t
 }
 outcome replicated(int n, const plan_of_steps& r) {
     return trained(n, r, [](counted c) { return strategy::data_parallel<counted, adamw, double>(std::move(c)); });
-}
-void check_close(const outcome& a, const outcome& b) {
-    double worst = 0;
-    for (std::size_t e = 0; e < b.values.size(); ++e) {
-        worst = std::max(worst, std::fabs(a.values[e] - b.values[e]) / std::max(1.0, std::fabs(b.values[e])));
-    }
-    for (std::size_t k = 0; k < b.norms.size(); ++k) {
-        worst = std::max(worst, std::fabs(a.norms[k] - b.norms[k]) / b.norms[k]);
-    }
-    CHECK(worst <= 1e-12);
-}
-void check_same(const outcome& a, const outcome& b) {
-    CHECK(same_bytes(a.values, b.values));
-    CHECK(a.norms == b.norms);
 }
 std::uint64_t all_reduce_bytes(std::size_t elements, int rank, int n) {
     comm::call c;
@@ -118,8 +82,8 @@ TEST_CASE("nodes average as data parallelism does, however ranks are placed, cli
         const auto expected = replicated(4, r);
         for (const double norm : expected.norms) { REQUIRE(norm > r.clip_norm); }  // clipping does happen
         for_stages([&](auto stage) {
-            check_close(shared_inside<stage>(topology::uniform(2, 2), r), expected);
-            check_close(shared_inside<stage>(nodes({1, 0, 0, 1}), r, sizeof(double)), expected);
+            CHECK(test::distance(shared_inside<stage>(topology::uniform(2, 2), r), expected) <= 1e-12);
+            CHECK(test::distance(shared_inside<stage>(nodes({1, 0, 0, 1}), r, sizeof(double)), expected) <= 1e-12);
         });
     }
 }
@@ -128,10 +92,9 @@ TEST_CASE("one node has the bits of plain shards, one rank a node those of data 
     const plan_of_steps one{.steps = 3}, three{.steps = 2, .micro = 3};
     const auto expected = replicated(3, one);
     for_stages([&](auto stage) {
-        check_same(shared_inside<stage>(topology::one_node(3), three), trained(3, three, [&](counted c) {
-                       return plain<stage>(std::move(c), {}, {.bucket_bytes = 40000});
-                   }));
-        check_same(shared_inside<stage>(topology::uniform(3, 1), one), expected);
+        CHECK(shared_inside<stage>(topology::one_node(3), three) ==
+              trained(3, three, [&](counted c) { return plain<stage>(std::move(c), {}, {.bucket_bytes = 40000}); }));
+        CHECK(shared_inside<stage>(topology::uniform(3, 1), one) == expected);
     });
 }
 
@@ -240,19 +203,10 @@ TEST_CASE("one rank's bad gradient skips the step on all nodes and changes nothi
             in_nodes<stage> s(counted(world.duplicate("dp")), {}, {.bucket_bytes = 40000}, {topology::uniform(2, 2)});
             s.attach(t.parameters);
             train_sharded(s, count, world.rank(), 4, {.steps = 1});
-            const auto values = test::values_of(s, count);
-            s.begin({});
-            test::pass(s, count, 9, 1, [&](std::size_t i, const auto& g) {
-                if (world.rank() == 2 && i == 7) { g[4000] = std::numeric_limits<double>::quiet_NaN(); }
-            });
-            CHECK(s.step({0.1, 1}).skipped);
-            CHECK(same_bytes(test::values_of(s, count), values));
-            s.begin({});
-            test::pass(s, count, 9, 0);
-            CHECK(s.step({0.1, 1}).norm == 0);  // no bad gradient is left anywhere
+            test::check_skips_bad_gradient(s, count, world.rank());
             double elements[] = {static_cast<double>(s.owned().size())};
             s.sum_over_shards(elements);
-            CHECK(elements[0] == static_cast<double>(values.size()));  // of one node
+            CHECK(elements[0] == std::reduce(several_blocks.begin(), several_blocks.end(), 0.0));  // of one node
             s.finish();
         });
     });
@@ -280,12 +234,6 @@ TEST_CASE("finish finds nodes whose masters differ, and names their ranks") {
 }
 
 TEST_CASE("nodes that do not fit are refused before anything is sent") {
-    const auto refusal = [](auto f) {
-        try {
-            f();
-        } catch (const usage_error& e) { return std::string(e.what()); }
-        return std::string("no usage_error");
-    };
     threads::launch(3, [&](threads& world) {
         CHECK(refusal([&] {
                   in_nodes<2>(counted(world.duplicate("dp")), {}, {}, {nodes({0, 0, 1})});
@@ -312,28 +260,9 @@ TEST_CASE("a stream gives the bits of the host") {
     const node_shards one{topology::one_node(1)};
     zero<2, comm::self<host_queue>, adamw, float, node_shards> on_host(comm::self<host_queue>(), {}, {}, one);
     zero<2, device, adamw, float, node_shards> on_stream(device{}, {}, {}, one);
-    strategy::parameters<float, test::stream_memory> list;
-    for (const auto& p : u.parameters) {
-        list.push_back({p.name, p.shape, p.decay, {p.value.data(), p.value.size()}, {}});
-    }
+    auto list = test::on_stream_of(u);
     on_host.attach(t.parameters);
     on_stream.attach(list);
-    const test::stream_queue q = on_stream.queue();
-    for (std::uint64_t step = 0; step < 2; ++step) {
-        for (int m = 0; m < 2; ++m) {
-            on_host.begin({m, 2});
-            test::pass(on_host, count, step, 1.0);
-            on_stream.begin({m, 2});
-            for (std::size_t i = count; i-- > 0;) {
-                run(q, test::slope_operation{on_stream.before_use(i), on_stream.gradient(i), i, step});
-                on_stream.gradient_ready(i);
-            }
-        }
-        const double norm = on_host.step({0.05, 20}).norm;
-        CHECK(on_stream.step({0.05, 20}).norm == norm);
-    }
-    on_stream.flush();
-    const auto owned = on_stream.owned();
-    CHECK(std::memcmp(owned.data(), on_host.owned().data(), owned.size() * sizeof(float)) == 0);
+    test::check_same_bits(on_host, on_stream, count);
     on_stream.finish();
 }

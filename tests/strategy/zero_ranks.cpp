@@ -27,7 +27,8 @@ using strategy::data_parallel;
 using strategy::zero;
 using test::layout;
 using test::plan_of_steps;
-using test::same_bytes;
+using test::for_stages;
+using test::outcome;
 using test::several_blocks;
 using test::sized_toy;
 using test::train_sharded;
@@ -37,11 +38,6 @@ static_assert(strategy::shardable<zero<3, comm::counted<threads>, optimize::sgd,
 
 namespace {
 
-template <class T> struct outcome {
-    std::vector<T> values;
-    std::vector<double> norms;
-};
-
 struct setup {
     std::size_t bucket_bytes = 20000;
     layout values = layout::together;
@@ -49,25 +45,13 @@ struct setup {
     std::optional<std::uint64_t> rounding{};
 };
 
-/// Trains a strategy that make(comm) gives on n ranks. Checks that all ranks end alike.
+/// Trains a strategy that make(comm) gives on n ranks.
 template <class T, class Make>
 outcome<T> trained(int n, const std::vector<std::size_t>& sizes, const plan_of_steps& r, const setup& how, Make make) {
-    std::vector<outcome<T>> results(static_cast<std::size_t>(n));
-    threads::launch(n, [&](threads& world) {
-        // Only rank 0 has the initial values that count.
+    return test::of_all_ranks<T>(n, [&](threads& world) {
         sized_toy<T> t(sizes, how.values, how.gradients, 1);
-        auto s = make(world.duplicate("dp"));
-        s.attach(t.parameters);
-        auto& mine = results[static_cast<std::size_t>(world.rank())];
-        mine.norms = train_sharded(s, sizes.size(), world.rank(), n, r);
-        mine.values = test::values_of(s, sizes.size());
-        s.finish();
+        return test::train_to_the_end(make(world.duplicate("dp")), t, world, r);
     });
-    for (const auto& other : results) {
-        REQUIRE(same_bytes(other.values, results[0].values));
-        REQUIRE(other.norms == results[0].norms);
-    }
-    return results[0];
 }
 template <int Stage, class T>
 outcome<T> sharded(int n, const std::vector<std::size_t>& sizes, const plan_of_steps& r, const setup& how) {
@@ -89,17 +73,6 @@ outcome<T> averaged_every_time(int n, const std::vector<std::size_t>& sizes, con
                       [](threads c) { return test::mean_of_every_micro_batch<threads, T>(std::move(c)); });
 }
 
-template <class T> void check_same(const outcome<T>& a, const outcome<T>& b) {
-    CHECK(same_bytes(a.values, b.values));
-    CHECK(a.norms == b.norms);
-}
-/// f(stage) for each stage, as a constant.
-template <class F> void for_stages(F f) {
-    f(std::integral_constant<int, 1>{});
-    f(std::integral_constant<int, 2>{});
-    f(std::integral_constant<int, 3>{});
-}
-
 const std::vector<int> counts = test::sanitized ? std::vector{2, 3} : std::vector{1, 2, 3, 4};  // of ranks
 
 }  // namespace
@@ -113,7 +86,7 @@ TEST_CASE_TEMPLATE("with one micro-batch all stages have the bits of data parall
         for (const std::size_t bytes : {sizeof(T), std::size_t{5000}, std::size_t{40000}, std::size_t{1} << 30}) {
             CAPTURE(n);
             CAPTURE(bytes);
-            for_stages([&](auto stage) { check_same(sharded<stage, T>(n, several_blocks, {}, {bytes}), expected); });
+            for_stages([&](auto stage) { CHECK(sharded<stage, T>(n, several_blocks, {}, {bytes}) == expected); });
         }
     }
 }
@@ -128,9 +101,9 @@ TEST_CASE_TEMPLATE("accumulated: stage 1 is data parallelism, stages 2 and 3 ave
         for (const std::size_t bytes : {sizeof(T), std::size_t{30000}, std::size_t{1} << 30}) {
             CAPTURE(n);
             CAPTURE(bytes);
-            check_same(sharded<1, T>(n, several_blocks, four, {bytes}), once);
-            check_same(sharded<2, T>(n, several_blocks, four, {bytes}), every_time);
-            check_same(sharded<3, T>(n, several_blocks, four, {bytes}), every_time);
+            CHECK(sharded<1, T>(n, several_blocks, four, {bytes}) == once);
+            CHECK(sharded<2, T>(n, several_blocks, four, {bytes}) == every_time);
+            CHECK(sharded<3, T>(n, several_blocks, four, {bytes}) == every_time);
         }
         if constexpr (std::same_as<T, double>) {
             for (std::size_t e = 0; e < once.values.size(); ++e) {
@@ -150,7 +123,7 @@ TEST_CASE_TEMPLATE("where the trainer's tensors lie does not change a bit", T, T
             for (const std::size_t bytes : {std::size_t{300}, std::size_t{40000}}) {
                 const setup how{bytes, values, gradients};
                 for_stages([&](auto stage) {
-                    check_same(sharded<stage, T>(n, several_blocks, r, how), stage == 1 ? once : every_time);
+                    CHECK(sharded<stage, T>(n, several_blocks, r, how) == (stage == 1 ? once : every_time));
                 });
             }
         }
@@ -164,11 +137,11 @@ TEST_CASE("more ranks than elements, and parameters of one element") {
         const auto every_time = averaged_every_time<double>(n, test::tiny, r);
         for (const std::size_t bytes : {sizeof(double), std::size_t{1} << 20}) {
             for_stages([&](auto stage) {
-                check_same(sharded<stage, double>(n, test::tiny, r, {bytes}), stage == 1 ? once : every_time);
+                CHECK(sharded<stage, double>(n, test::tiny, r, {bytes}) == (stage == 1 ? once : every_time));
                 // One parameter, and none at all.
-                check_same(sharded<stage, double>(n, {1}, {}, {bytes}), replicated<double>(n, {1}, {}, {}));
-                check_same(sharded<stage, double>(n, {}, {}, {bytes}), replicated<double>(n, {}, {}, {}));
-                check_same(sharded<stage, double>(n, {0, 0}, {}, {bytes}), replicated<double>(n, {0, 0}, {}, {}));
+                CHECK(sharded<stage, double>(n, {1}, {}, {bytes}) == replicated<double>(n, {1}, {}, {}));
+                CHECK(sharded<stage, double>(n, {}, {}, {bytes}) == replicated<double>(n, {}, {}, {}));
+                CHECK(sharded<stage, double>(n, {0, 0}, {}, {bytes}) == replicated<double>(n, {0, 0}, {}, {}));
             });
         }
     }

@@ -2,15 +2,11 @@
 // update; over plain shards and over compressed ones.
 #include <doctest/doctest.h>  // checks
 
-#include <algorithm>  // all_of, copy, max
-#include <cmath>      // fabs
+#include <algorithm>  // all_of
 #include <cstdint>    // bytes
-#include <cstring>    // memcmp
-#include <limits>     // nan
 #include <map>        // traffic by collective
 #include <memory>     // one account for all lanes
 #include <mutex>      // lanes count at once
-#include <optional>   // seeds
 #include <set>        // buckets
 #include <span>       // members
 #include <string>     // texts
@@ -45,8 +41,13 @@ using strategy::plain_shards;
 using strategy::secondary_shards;
 using strategy::zero;
 using strategy::detail::shard_plan;
+using test::nodes;
+using test::outcome;
 using test::plan_of_steps;
+using test::refusal;
+using test::restore;
 using test::same_bytes;
+using test::saved;
 using test::several_blocks;
 using test::sized_toy;
 using test::train_sharded;
@@ -134,7 +135,6 @@ static_assert(!strategy::gathers_again<strategy::shard_state_of<plain_shards, th
 static_assert(
     !strategy::gathers_again<strategy::shard_state_of<strategy::node_shards, threads, float>, threads, float>);
 
-topology nodes(std::vector<int> node) { return topology({.node = std::move(node)}); }
 template <class T> sized_toy<T> matrices() {
     sized_toy<T> t(several_blocks);
     t.parameters[1].shape = {90, 100};
@@ -144,55 +144,32 @@ template <class T> sized_toy<T> matrices() {
     return t;
 }
 
-template <class T> struct outcome {
-    std::vector<T> values;
-    std::vector<double> norms;
-    friend bool operator==(const outcome& a, const outcome& b) {
-        return same_bytes(a.values, b.values) && a.norms == b.norms;
-    }
-};
 /// Trains, and looks at all values in between, where no micro-batch is under way.
 template <class S> auto trained(int n, const plan_of_steps& r, const auto& options, const auto& exchange) {
     using T = typename S::element_type;
-    std::vector<outcome<T>> results(static_cast<std::size_t>(n));
-    threads::launch(n, [&](threads& world) {
+    return test::of_all_ranks<T>(n, [&](threads& world) {
         auto t = matrices<T>();
         S s(world.duplicate("dp"), {}, options, exchange);
         s.attach(t.parameters);
-        auto& mine = results[static_cast<std::size_t>(world.rank())];
+        outcome<T> mine;
         for (int step = 0; step < r.steps; ++step) {
             plan_of_steps one = r;
             one.steps = 1;
             one.first_step = step;
-            const auto norms = train_sharded(s, count, world.rank(), n, one);
-            mine.norms.insert(mine.norms.end(), norms.begin(), norms.end());
+            mine.norms.push_back(train_sharded(s, count, world.rank(), n, one).front());
             for (int again = 0; again < 2; ++again) {
                 const auto now = test::values_of(s, count);
                 mine.values.insert(mine.values.end(), now.begin(), now.end());
             }
         }
         s.finish();
+        return mine;
     });
-    for (const auto& other : results) { REQUIRE(other == results[0]); }
-    return results[0];
 }
 template <class T, class Exchange>
 outcome<T> trained_by(int n, const plan_of_steps& r, const Exchange& exchange,
                       strategy::zero_options options = {.bucket_bytes = bucket_bytes}) {
     return trained<stage_3<T, Exchange>>(n, r, options, exchange);
-}
-
-using bytes = std::vector<std::byte>;
-template <class S> std::vector<bytes> saved(S& s) {
-    std::vector<bytes> out;
-    for (const auto& e : s.state()) { out.emplace_back(e.data.begin(), e.data.end()); }
-    return out;
-}
-template <class E, class F> std::string refusal(F f) {
-    try {
-        f();
-    } catch (const E& e) { return e.what(); }
-    return "no such error";
 }
 
 /// The gathers of a step, in order: every bucket for each pass, forward and backward, less those that are there still.
@@ -223,12 +200,7 @@ TEST_CASE("the bits of plain shards, and of data parallelism where sums are the 
     for (const int n : test::sanitized ? std::vector{4} : std::vector{3, 4}) {
         const auto expected = replicated(n, one), accumulated = replicated(n, three);
         const auto plain = trained_by<double>(n, three, plain_shards{});
-        double worst = 0;
-        for (std::size_t e = 0; e < plain.values.size(); ++e) {
-            worst = std::max(worst, std::fabs(plain.values[e] - accumulated.values[e]) /
-                                        std::max(1.0, std::fabs(accumulated.values[e])));
-        }
-        CHECK(worst <= 1e-12);
+        CHECK(test::distance(plain, accumulated) <= 1e-12);
         const std::vector<topology> places =
             n == 3 ? std::vector{nodes({0, 0, 1}), topology::uniform(3, 1), topology::one_node(3)}
                    : std::vector{topology::uniform(2, 2), nodes({1, 0, 0, 1}), nodes({0, 1, 0, 0})};
@@ -360,7 +332,7 @@ TEST_CASE("a resumed run continues bit by bit, whatever was gathered before") {
     constexpr int n = 4;
     const secondary_shards<in_bits> exchange{topology::uniform(2, 2), {.feedback = true}};
     using tested = stage_3<float, secondary_shards<in_bits>>;
-    std::vector<std::vector<bytes>> checkpoint(n), ends(n);
+    std::vector<test::saved_state> checkpoint(n), ends(n);
     threads::launch(n, [&](threads& world) {
         const auto rank = static_cast<std::size_t>(world.rank());
         auto t = matrices<float>();
@@ -380,12 +352,7 @@ TEST_CASE("a resumed run continues bit by bit, whatever was gathered before") {
             s.attach(t.parameters);
             train_sharded(s, count, world.rank(), n, {.steps = steps_before});
             static_cast<void>(test::values_of(s, count));
-            const auto state = s.state();
-            REQUIRE(state.size() == checkpoint[rank].size());
-            for (std::size_t k = 0; k < state.size(); ++k) {
-                std::copy(checkpoint[rank][k].begin(), checkpoint[rank][k].end(), state[k].data.begin());
-            }
-            s.restored();
+            restore(s, checkpoint[rank]);
             train_sharded(s, count, world.rank(), n, {.steps = 2, .micro = 2, .first_step = 3});
             CHECK(saved(s) == ends[rank]);
             s.finish();
@@ -419,14 +386,7 @@ TEST_CASE("one rank's bad gradient skips the step on all, and values are gathere
                                               {topology::uniform(2, 2)});
         s.attach(t.parameters);
         train_sharded(s, count, world.rank(), 4, {.steps = 1});
-        const auto values = test::values_of(s, count);
-        s.begin({});
-        test::pass(s, count, 9, 1, [&](std::size_t i, const auto& g) {
-            if (world.rank() == 2 && i == 7) { g[4000] = std::numeric_limits<double>::quiet_NaN(); }
-        });
-        CHECK(s.step({0.1, 1}).skipped);
-        CHECK(same_bytes(test::values_of(s, count), values));
-        CHECK(same_bytes(test::values_of(s, count), values));
+        test::check_skips_bad_gradient(s, count, world.rank());
         s.finish();
     });
 }
@@ -476,7 +436,7 @@ TEST_CASE("nodes of other ranks are refused before anything is sent, and ranks t
     threads::launch(3, [](threads& world) {
         sized_toy<double> t(several_blocks);
         stage_3<double, secondary_shards<>> s(world.duplicate("dp"), {}, {}, {topology::uniform(2, 2)});
-        CHECK(refusal<usage_error>([&] { s.attach(t.parameters); }) ==
+        CHECK(refusal([&] { s.attach(t.parameters); }) ==
               "secondary shards: nodes of 4 ranks together, 'world/dp' has 3");
     });
     threads::launch(4, [](threads& world) {
@@ -498,31 +458,9 @@ TEST_CASE("a stream gives the bits of the host") {
     zero<3, comm::self<host_queue>, adamw, float, secondary_shards<>> on_host(comm::self<host_queue>(), {},
                                                                               {.bucket_bytes = 20000}, one);
     zero<3, device, adamw, float, secondary_shards<>> on_stream(device{}, {}, {.bucket_bytes = 20000}, one);
-    strategy::parameters<float, test::stream_memory> list;
-    for (const auto& p : u.parameters) {
-        list.push_back({p.name, p.shape, p.decay, {p.value.data(), p.value.size()}, {}});
-    }
+    auto list = test::on_stream_of(u);
     on_host.attach(t.parameters);
     on_stream.attach(list);
-    const test::stream_queue q = on_stream.queue();
-    for (std::uint64_t step = 0; step < 3; ++step) {
-        on_host.begin({});
-        test::pass(on_host, count, step, 1.0);
-        on_stream.begin({});
-        for (std::size_t i = 0; i < count; ++i) {
-            static_cast<void>(on_stream.before_use(i));
-            on_stream.after_use(i);
-        }
-        for (std::size_t i = count; i-- > 0;) {
-            run(q, test::slope_operation{on_stream.before_use(i), on_stream.gradient(i), i, step});
-            on_stream.after_use(i);
-            on_stream.gradient_ready(i);
-        }
-        const double norm = on_host.step({0.05, 20}).norm;
-        CHECK(on_stream.step({0.05, 20}).norm == norm);
-    }
-    on_stream.flush();
-    const auto owned = on_stream.owned();
-    CHECK(std::memcmp(owned.data(), on_host.owned().data(), owned.size() * sizeof(float)) == 0);
+    test::check_same_bits(on_host, on_stream, count);
     on_stream.finish();
 }

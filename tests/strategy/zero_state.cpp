@@ -28,7 +28,9 @@ using optimize::adamw;
 using strategy::data_parallel;
 using strategy::zero;
 using test::layout;
+using test::for_stages;
 using test::same_bytes;
+using test::saved;
 using test::several_blocks;
 using test::sized_toy;
 using test::train_sharded;
@@ -37,30 +39,9 @@ namespace {
 
 constexpr std::size_t count = 10;  // parameters of several_blocks
 
-template <class F> void for_stages(F f) {
-    f(std::integral_constant<int, 1>{});
-    f(std::integral_constant<int, 2>{});
-    f(std::integral_constant<int, 3>{});
-}
-
-using bytes = std::vector<std::byte>;
-
-template <class S> std::vector<bytes> saved(S& s) {
-    std::vector<bytes> out;
-    for (const auto& e : s.state()) { out.emplace_back(e.data.begin(), e.data.end()); }
-    return out;
-}
-template <class S> void load(S& s, const std::vector<bytes>& from) {
-    REQUIRE(s.state().size() == from.size());
-    for (std::size_t k = 0; k < from.size(); ++k) {
-        REQUIRE(s.state()[k].data.size() == from[k].size());
-        std::copy(from[k].begin(), from[k].end(), s.state()[k].data.begin());
-    }
-}
-
 // Whole tensors, whoever had them.
 struct logical_state {
-    std::map<std::string, bytes> tensors;
+    std::map<std::string, std::vector<std::byte>> tensors;
     std::map<std::string, std::vector<std::uint8_t>> seen;  // by byte
 };
 template <class S> void merge(S& s, logical_state& into) {
@@ -82,7 +63,7 @@ template <class S> void merge(S& s, logical_state& into) {
 }
 template <class S> void split(S& s, const logical_state& from) {
     for (const auto& e : s.state()) {
-        const bytes& whole = from.tensors.at(e.name);
+        const std::vector<std::byte>& whole = from.tensors.at(e.name);
         const std::size_t size = size_of(e.type);
         for (std::size_t k = 0; k < e.data.size(); ++k) { e.data[k] = whole.at(e.offset * size + k); }
     }
@@ -112,7 +93,7 @@ TEST_CASE_TEMPLATE("a resumed run continues bit by bit, and not if anything is l
     for_stages([&](auto stage) {
         const strategy::zero_options options{
             .bucket_bytes = 20000, .stochastic_rounding_seed = sizeof(T) == 2 ? std::optional(7u) : std::nullopt};
-        std::vector<std::vector<bytes>> checkpoint(n), ends(n);
+        std::vector<test::saved_state> checkpoint(n), ends(n);
         std::vector<T> straight;
         threads::launch(n, [&](threads& world) {
             const auto rank = static_cast<std::size_t>(world.rank());
@@ -140,8 +121,7 @@ TEST_CASE_TEMPLATE("a resumed run continues bit by bit, and not if anything is l
                 for (std::size_t k = 0; k < from.size(); ++k) {
                     if (!without.empty() && s.state()[k].name.ends_with(without)) { from[k] = fresh[k]; }
                 }
-                load(s, from);
-                s.restored();
+                test::restore(s, from);
                 train_sharded(s, count, world.rank(), n, {.steps = 3, .micro = 2, .first_step = 3});
                 CHECK(same_bytes(test::values_of(s, count), straight) == without.empty());
                 CHECK((saved(s) == ends[rank]) == without.empty());

@@ -6,7 +6,9 @@
 #include <cstddef>      // size_t
 #include <cstdint>      // sequence numbers
 #include <span>         // counts, messages
+#include <string>       // names
 #include <string_view>  // names
+#include <type_traits>  // remove_const_t
 
 #include <tutti/core/element.hpp>    // dtype
 #include <tutti/core/error.hpp>      // error_context

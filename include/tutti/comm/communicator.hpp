@@ -3,6 +3,7 @@
 #pragma once
 
 #include <concepts>     // movable, same_as
+#include <cstddef>      // size_t
 #include <cstdint>      // hashes
 #include <optional>     // split
 #include <span>         // color tables

@@ -9,6 +9,8 @@
 #include <span>         // counts, transfers
 #include <string>       // agree's text
 #include <string_view>  // names
+#include <type_traits>  // type_identity
+#include <utility>      // move
 #include <vector>       // messages
 
 #include <tutti/comm/call.hpp>               // call

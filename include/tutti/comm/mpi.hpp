@@ -6,6 +6,8 @@
 
 #include <atomic>       // a bounded end
 #include <chrono>       // who speaks first
+#include <cstddef>      // size_t
+#include <cstdint>      // hashes
 #include <cstdio>       // the last line of a failed job
 #include <cstdlib>      // EXIT_FAILURE
 #include <exception>    // uncaught_exceptions

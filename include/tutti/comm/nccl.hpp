@@ -3,6 +3,7 @@
 // `nccl::launch(n, f)` runs a thread a GPU; `nccl::over(world)` starts from any communicator between hosts.
 #pragma once
 
+#include <cstddef>      // size_t
 #include <cstdint>      // identities
 #include <exception>    // uncaught_exceptions
 #include <memory>       // family, channel

@@ -6,8 +6,10 @@
 #include <memory>       // family state shared with children
 #include <mutex>        // first cause of an abort
 #include <optional>     // split
+#include <span>         // colors
 #include <string>       // name
 #include <string_view>  // names
+#include <utility>      // move
 #include <vector>       // pending receives
 
 #include <tutti/comm/front.hpp>        // typed collectives

@@ -19,6 +19,7 @@
 #include <string>              // keys, paths
 #include <string_view>         // keys
 #include <thread>              // sleep_for
+#include <utility>             // move
 #include <vector>              // values
 
 #include <sys/stat.h>  // mkdir, lstat

@@ -4,7 +4,9 @@
 #pragma once
 
 #include <algorithm>    // min
+#include <atomic>       // owners
 #include <cstddef>      // size_t
+#include <cstdint>      // epochs
 #include <cstring>      // memcpy
 #include <exception>    // first error, uncaught_exceptions
 #include <memory>       // channel

@@ -3,10 +3,11 @@
 // writes floats that may be summed as they are, so an ordinary all_reduce carries them.
 #pragma once
 
-#include <concepts>  // same_as
-#include <cstddef>   // size_t, byte
-#include <cstdint>   // seeds
-#include <span>      // layouts
+#include <concepts>     // same_as
+#include <cstddef>      // size_t, byte
+#include <cstdint>      // seeds
+#include <span>         // layouts
+#include <string_view>  // names
 
 #include <tutti/core/error.hpp>   // usage_error
 #include <tutti/core/philox.hpp>  // random_stream

@@ -3,13 +3,16 @@
 // Rules: every rank submits the same collectives in the same order; the first error ends lane and family.
 #pragma once
 
-#include <concepts>   // invocable
-#include <exception>  // exception_ptr
-#include <memory>     // state shared with tickets
-#include <optional>   // work that has been destroyed
-#include <string>     // names
-#include <tuple>      // prerequisites
-#include <utility>    // exchange
+#include <concepts>     // invocable
+#include <exception>    // exception_ptr
+#include <memory>       // state shared with tickets
+#include <mutex>        // abort from any thread
+#include <optional>     // work that has been destroyed
+#include <string>       // names
+#include <string_view>  // names
+#include <tuple>        // prerequisites
+#include <type_traits>  // conditional_t
+#include <utility>      // exchange
 
 #include <tutti/comm/communicator.hpp>  // communicator
 #include <tutti/core/queue.hpp>         // timed_queue

@@ -3,10 +3,13 @@
 // Rules: an exception never leaves work behind that could touch freed memory (see ~ticket).
 #pragma once
 
-#include <exception>  // uncaught_exceptions, exception_ptr
-#include <memory>     // shared with the lane
-#include <optional>   // events
-#include <utility>    // exchange
+#include <concepts>     // same_as
+#include <exception>    // uncaught_exceptions, exception_ptr
+#include <memory>       // shared with the lane
+#include <optional>     // events
+#include <string>       // names
+#include <string_view>  // names
+#include <utility>      // exchange
 
 #include <tutti/comm/communicator.hpp>       // communicator
 #include <tutti/core/queue.hpp>              // queue

@@ -5,6 +5,7 @@
 
 #include <cmath>     // isfinite
 #include <concepts>  // invocable
+#include <cstddef>   // size_t
 #include <cstdint>   // steps
 #include <optional>  // optimizer state exists from attach on; a seed
 #include <span>      // state

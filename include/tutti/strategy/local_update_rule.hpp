@@ -3,13 +3,14 @@
 // Sources stand beside each method.
 #pragma once
 
-#include <concepts>  // method
-#include <cstddef>   // size_t
-#include <cstdint>   // choices
-#include <limits>    // infinity
-#include <optional>  // automatic period
-#include <string>    // descriptions
-#include <variant>   // gaps
+#include <concepts>     // method
+#include <cstddef>      // size_t
+#include <cstdint>      // choices
+#include <limits>       // infinity
+#include <optional>     // automatic period
+#include <string>       // descriptions
+#include <string_view>  // names
+#include <variant>      // gaps
 
 #include <tutti/core/error.hpp>                // usage_error
 #include <tutti/core/text.hpp>                 // formatted

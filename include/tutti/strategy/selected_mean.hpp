@@ -7,6 +7,7 @@
 #include <algorithm>  // find, min, max
 #include <cmath>      // isfinite
 #include <concepts>   // copyable
+#include <cstddef>    // size_t
 #include <cstdint>    // steps
 #include <optional>   // an option that may be off
 #include <span>       // levels

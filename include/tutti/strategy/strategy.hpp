@@ -19,8 +19,8 @@ namespace tutti::strategy {
 struct micro_batch {
     int index = 0;
     int count = 1;
-    double learning_rate =
-        0;                  ///< of the step it belongs to; 0: not known yet. Feedback of errors is scaled by its change
+    /// Of the step it belongs to; 0: not known yet. Feedback of errors is scaled by its change.
+    double learning_rate = 0;
     double loss_scale = 1;  ///< what the trainer multiplied the loss by besides 1 / count; one for the whole step
 };
 

@@ -5,6 +5,7 @@
 
 #include <cmath>        // isfinite
 #include <concepts>     // invocable
+#include <cstddef>      // size_t
 #include <cstdint>      // steps
 #include <memory>       // plan shared with work in flight
 #include <optional>     // what exists from attach on

@@ -3,9 +3,13 @@
 #pragma once
 
 #include <algorithm>  // find_if
+#include <cstddef>    // size_t
+#include <cstdint>    // epochs
 #include <cstring>    // memcpy
+#include <mutex>      // boxes
 #include <string>     // messages
 #include <thread>     // yield
+#include <utility>    // move
 #include <vector>     // offers, receives
 
 #include <tutti/comm/detail/channel.hpp>  // mailboxes

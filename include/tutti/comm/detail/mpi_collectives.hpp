@@ -4,11 +4,14 @@
 
 #include <mpi.h>  // MPI
 
-#include <algorithm>  // min, any_of
-#include <cstddef>    // size_t
-#include <numeric>    // accumulate
-#include <span>       // counts
-#include <vector>     // counts, messages
+#include <algorithm>    // min, any_of
+#include <cstddef>      // size_t
+#include <cstdint>      // tags
+#include <numeric>      // accumulate
+#include <span>         // counts
+#include <string_view>  // names
+#include <utility>      // move
+#include <vector>       // counts, messages
 
 #include <tutti/comm/call.hpp>                // call
 #include <tutti/comm/detail/mpi_scratch.hpp>  // copies and accumulators

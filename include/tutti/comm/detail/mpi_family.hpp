@@ -7,6 +7,7 @@
 
 #include <atomic>       // threads inside
 #include <chrono>       // bounds of short waits
+#include <cstddef>      // size_t
 #include <cstdint>      // ids
 #include <iterator>     // next
 #include <list>         // notes under way

@@ -4,6 +4,7 @@
 
 #include <algorithm>    // find, min
 #include <atomic>       // busy and failure flags
+#include <cstddef>      // size_t
 #include <cstdint>      // ids
 #include <cstring>      // memcpy
 #include <mutex>        // the first failure

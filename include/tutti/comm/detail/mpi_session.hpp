@@ -4,16 +4,18 @@
 
 #include <mpi.h>  // MPI
 
-#include <algorithm>  // clamp, find
-#include <atomic>     // helper thread's result
-#include <chrono>     // bounds of short waits
-#include <cstddef>    // size_t
-#include <memory>     // helper thread's result
-#include <span>       // messages
-#include <string>     // texts
-#include <thread>     // helper
-#include <utility>    // move
-#include <vector>     // requests
+#include <algorithm>    // clamp, find
+#include <atomic>       // helper thread's result
+#include <chrono>       // bounds of short waits
+#include <cstddef>      // size_t
+#include <cstdint>      // positions
+#include <memory>       // helper thread's result
+#include <span>         // messages
+#include <string>       // texts
+#include <string_view>  // texts
+#include <thread>       // helper
+#include <utility>      // move
+#include <vector>       // requests
 
 #include <tutti/comm/call.hpp>               // message
 #include <tutti/comm/detail/mpi_family.hpp>  // notes

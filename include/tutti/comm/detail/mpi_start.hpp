@@ -5,12 +5,15 @@
 
 #include <mpi.h>  // MPI
 
-#include <chrono>    // store looks
-#include <cstdlib>   // getenv
-#include <memory>    // family
-#include <numeric>   // iota
-#include <optional>  // store
-#include <string>    // job id
+#include <chrono>       // store looks
+#include <cstdlib>      // getenv
+#include <exception>    // errors
+#include <memory>       // family
+#include <optional>     // store
+#include <string>       // job id
+#include <string_view>  // texts
+#include <utility>      // move
+#include <vector>       // ranks
 
 #include <tutti/comm/detail/mpi_family.hpp>   // family
 #include <tutti/comm/detail/mpi_session.hpp>  // poll_until, end_job

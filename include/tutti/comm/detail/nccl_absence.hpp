@@ -4,6 +4,8 @@
 
 #include <algorithm>    // clamp, find_if
 #include <chrono>       // grace
+#include <cstddef>      // size_t
+#include <cstdint>      // numbers
 #include <cstring>      // memcpy
 #include <optional>     // answers
 #include <span>         // bytes

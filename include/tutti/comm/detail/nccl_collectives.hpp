@@ -2,11 +2,12 @@
 // Needs comm/detail/nccl_calls. What NCCL has no collective for is another one between copies, or a group of operations.
 #pragma once
 
-#include <algorithm>  // max_element
-#include <cstddef>    // size_t, byte
-#include <cstdint>    // barrier's element
-#include <numeric>    // accumulate
-#include <vector>     // messages to oneself
+#include <algorithm>    // max_element
+#include <cstddef>      // size_t, byte
+#include <cstdint>      // barrier's element
+#include <numeric>      // accumulate
+#include <string_view>  // names
+#include <vector>       // messages to oneself
 
 #include <cuda_runtime_api.h>  // CUDA runtime
 #include <nccl.h>              // NCCL

@@ -7,7 +7,9 @@
 #include <atomic>              // flags
 #include <chrono>              // periods
 #include <condition_variable>  // watchdog's sleep
+#include <cstddef>             // size_t
 #include <cstdlib>             // getenv
+#include <exception>           // errors
 #include <memory>              // channels
 #include <mutex>               // cause, channels
 #include <optional>            // markers

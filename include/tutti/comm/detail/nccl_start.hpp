@@ -2,10 +2,13 @@
 // Needs comm/detail/nccl_family and comm/store.
 #pragma once
 
+#include <algorithm>   // erase_if
 #include <atomic>      // helper's result
 #include <chrono>      // pauses
+#include <cstddef>     // size_t
 #include <cstdint>     // identities
 #include <cstring>     // memcpy
+#include <exception>   // errors
 #include <filesystem>  // temporary directory
 #include <map>         // stores of this process
 #include <memory>      // shared with a helper

@@ -2,6 +2,7 @@
 // Needs detail/bucket_place, detail/bucket_operations and nvcc.
 #pragma once
 
+#include <concepts>     // same_as
 #include <cstddef>      // size_t, byte
 #include <cstdint>      // codes
 #include <type_traits>  // conditional_t

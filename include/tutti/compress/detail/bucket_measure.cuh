@@ -3,7 +3,6 @@
 #pragma once
 
 #include <concepts>  // same_as
-#include <cstddef>   // size_t
 #include <cstdint>   // pairs
 #include <tuple>     // what was measured
 

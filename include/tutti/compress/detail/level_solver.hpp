@@ -11,6 +11,7 @@
 #include <limits>     // infinity
 #include <optional>   // no choice fits
 #include <span>       // layers
+#include <utility>    // swap
 #include <vector>     // rows, choices
 
 namespace tutti::compress::detail {

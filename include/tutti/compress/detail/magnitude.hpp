@@ -3,12 +3,11 @@
 // A search refines the grade digit by digit, as a radix sort does from its highest digit, and never moves an element.
 #pragma once
 
-#include <algorithm>    // max, min, fill
-#include <cstddef>      // size_t
-#include <cstdint>      // bits
-#include <limits>       // nothing selected
-#include <type_traits>  // remove_const_t
-#include <vector>       // counters
+#include <algorithm>  // max, min, fill
+#include <cstddef>    // size_t
+#include <cstdint>    // bits
+#include <limits>     // nothing selected
+#include <vector>     // counters
 
 #include <tutti/core/config.hpp>     // TUTTI_HOST_DEVICE
 #include <tutti/core/element.hpp>    // floating_element

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>              // completion flags
+#include <chrono>              // microseconds
 #include <condition_variable>  // blocking waits
 #include <cstdint>             // counts
 #include <cstdio>              // last words
@@ -14,6 +15,7 @@
 #include <string>              // names
 #include <string_view>         // texts
 #include <thread>              // the worker
+#include <utility>             // move
 
 #include <tutti/comm/detail/wait.hpp>   // usable_processors, relax
 #include <tutti/core/deadline.hpp>      // timeouts

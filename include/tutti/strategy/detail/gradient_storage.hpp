@@ -5,6 +5,7 @@
 
 #include <cstddef>  // size_t
 #include <memory>   // pieces shared with work in flight
+#include <utility>  // move
 #include <vector>   // pieces
 
 #include <tutti/core/buffer.hpp>                     // storage

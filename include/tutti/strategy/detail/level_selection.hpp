@@ -5,6 +5,7 @@
 
 #include <algorithm>  // copy
 #include <cmath>      // sqrt
+#include <cstddef>    // size_t
 #include <cstdint>    // hashes
 #include <exception>  // what ends a selection
 #include <memory>     // what work on the lanes shares with the strategy

@@ -5,7 +5,6 @@
 
 #include <cstddef>      // size_t
 #include <optional>     // state exists from attach on
-#include <span>         // state
 #include <string>       // names
 #include <string_view>  // names
 #include <utility>      // move
@@ -15,11 +14,14 @@
 #include <tutti/core/buffer.hpp>                     // means of moments
 #include <tutti/core/elementwise.hpp>                // copy
 #include <tutti/core/reduce_op.hpp>                  // mean
+#include <tutti/core/state.hpp>                      // state_entry
 #include <tutti/core/text.hpp>                       // formatted
 #include <tutti/schedule/bucket.hpp>                 // fragments
 #include <tutti/schedule/lane.hpp>                   // lane
 #include <tutti/schedule/overlap.hpp>                // outer_update_span
 #include <tutti/schedule/span.hpp>                   // scoped_span
+#include <tutti/schedule/ticket.hpp>                 // ticket
+#include <tutti/schedule/timeline.hpp>               // tracks
 #include <tutti/strategy/detail/fragments.hpp>       // cut_into_fragments
 #include <tutti/strategy/detail/outer_state.hpp>     // copies and arithmetic
 #include <tutti/strategy/detail/round_progress.hpp>  // where rounds are

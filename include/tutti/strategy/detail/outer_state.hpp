@@ -2,12 +2,14 @@
 // Needs strategy/local_update_rule and optimize/clip (norms). No communication: the strategy does that.
 #pragma once
 
-#include <algorithm>  // max
-#include <cmath>      // isfinite, pow
-#include <concepts>   // invocable
-#include <limits>     // largest clip
-#include <variant>    // gaps
-#include <vector>     // entries
+#include <algorithm>    // max
+#include <cmath>        // isfinite, pow
+#include <concepts>     // invocable
+#include <cstddef>      // size_t
+#include <limits>       // largest clip
+#include <string_view>  // names
+#include <variant>      // gaps
+#include <vector>       // entries
 
 #include <tutti/core/buffer.hpp>                     // copies
 #include <tutti/core/elementwise.hpp>                // copy, fill

@@ -4,11 +4,13 @@
 #pragma once
 
 #include <concepts>       // invocable
+#include <cstddef>        // size_t
 #include <cstdint>        // hashes
 #include <exception>      // errors of checks
 #include <optional>       // a seed
 #include <span>           // entries
 #include <string>         // names
+#include <string_view>    // names
 #include <unordered_set>  // duplicates
 #include <utility>        // move
 #include <vector>         // sizes

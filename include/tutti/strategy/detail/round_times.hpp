@@ -1,10 +1,11 @@
 // round_times: what the steps and rounds of a local-update strategy take, and the period that is chosen by it.
-// Needs schedule/overlap and detail/outer_level.
+// Needs schedule/overlap and detail/step_trace; the outer level says where rounds are and who agrees.
 #pragma once
 
 #include <algorithm>  // min
 #include <bit>        // figures among ranks
 #include <cstddef>    // size_t
+#include <cstdint>    // figures as words
 #include <limits>     // infinity
 #include <memory>     // a timeline
 #include <string>     // lanes
@@ -12,6 +13,8 @@
 #include <tutti/core/buffer.hpp>                 // figures inside a replica
 #include <tutti/core/deadline.hpp>               // seconds
 #include <tutti/core/elementwise.hpp>            // fill
+#include <tutti/core/error.hpp>                  // usage_error
+#include <tutti/core/queue.hpp>                  // queue
 #include <tutti/core/run.hpp>                    // fetch
 #include <tutti/schedule/overlap.hpp>            // overlap_of, shortest_period
 #include <tutti/schedule/timeline.hpp>           // timeline
@@ -61,7 +64,7 @@ public:
     template <class Level, class Inner> void choose_period(Level& level, Inner& inner) {
         auto& progress = level.rounds();
         if (!progress.chosen && ++rounds_ == measured_rounds) {
-            const Q q = inner.queue();
+            Q q = inner.queue();
             if constexpr (!Q::executes_inline) {
                 auto reached = q.record();  // and with it the marks of steps
                 reached.wait_host(after(level.timeout()));

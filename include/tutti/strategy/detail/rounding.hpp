@@ -2,6 +2,7 @@
 // Needs core/elementwise and core/stochastic_rounding.
 #pragma once
 
+#include <cstddef>   // size_t
 #include <cstdint>   // seeds
 #include <optional>  // a seed
 #include <string>    // descriptions
