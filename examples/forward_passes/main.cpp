@@ -57,7 +57,7 @@ int main() {
         for (std::size_t m = 0; m < store.layout().modules(); ++m) {  // the head, the blocks, the tail
             std::vector<float> trained(store.layout().slices(m)[0].count);
             for (std::size_t i = 0; i < trained.size(); ++i) { trained[i] = 0.3f * noise(100 + m, i); }
-            store.write(m, 0, view<const float>(trained));
+            store.write(m, 0, trained);
         }
         network model;
         zeroth::offload pipeline(host_queue(), model, store, {.slot_count = 2});

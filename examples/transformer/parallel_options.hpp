@@ -71,11 +71,11 @@ template <class Options> void complete_parts(Options& o, int processes) {
     int& rest = o.pipeline == "tp" ? o.tp : o.pipeline == "pp" ? o.pp : o.dp;
     const bool on_gpu = o.device == "cuda";
     if (o.ranks == 0) { o.ranks = on_gpu && o.gpus != 0 ? o.gpus : processes; }
-    if (o.ranks == 0 && rest == 0) { o.ranks = on_gpu ? 1 : 4; }
     const auto or_one = [](int n) { return n == 0 ? 1L : static_cast<long>(n); };
     if (rest == 0) {
         const long others = or_one(o.tp) * or_one(o.pp) * or_one(o.dp) * or_one(o.sp);
-        rest = static_cast<int>(std::max(1L, o.ranks / others));
+        const long ranks = o.ranks != 0 ? o.ranks : on_gpu ? 1 : 4;
+        rest = static_cast<int>(std::max(1L, ranks / others));
     }
     for (int* const n : {&o.tp, &o.pp, &o.dp, &o.sp}) { *n = static_cast<int>(or_one(*n)); }
     const long product = static_cast<long>(o.tp) * o.pp * o.dp * o.sp;

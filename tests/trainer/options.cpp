@@ -200,6 +200,19 @@ TEST_CASE("a stated network is bandwidth and latency, and for ranks on the CPU")
     CHECK(stated_link("8Mbit,2ms").latency_seconds == 2e-3);
 }
 
+TEST_CASE("without --ranks there are as many as share the model, and as usual where that leaves some") {
+    const auto completed = [](const std::string& line) {
+        options o = parsed(line);
+        complete(o, false, 0);
+        return o;
+    };
+    CHECK(completed("--pipeline 3d --tp 4 --pp 2").ranks == 8);
+    CHECK(completed("--pipeline 3d --tp 2 --pp 1").dp == 2);
+    CHECK(completed("--pipeline 3d --tp 3").ranks == 3);
+    CHECK(completed("--pipeline 3d --device cuda --tp 2 --pp 2").gpus == 4);
+    CHECK(completed("--pipeline 3d --device cuda --gpus 8 --tp 2 --pp 2").dp == 2);
+}
+
 /// What a document tells the trainer, a line each: without comments, continued lines joined.
 std::vector<std::string> command_lines(const std::string& document) {
     std::ifstream in(std::string(TUTTI_SOURCE_DIR "/") + document);
