@@ -58,20 +58,41 @@ template <class Kernel>
     settle();
     return calibrated("this rank", lengths, 3,
                       [&](std::int64_t length) {
-        const auto count = static_cast<std::size_t>(heads);
-        const attention_heads own_heads{count, count, static_cast<std::size_t>(o.model.width / o.model.heads)};
-        auto machines = machines_of(comm, o, rank);
-        Comm own = comm.duplicate("sequence");
-        const auto queue = own.queue();
-        return std::make_unique<engine_attention<shared_engine>>(
-            comm.queue(), queue,
-            shared_engine(std::move(own), own_heads,
-                          {.partition = std::move(how.partition),
-                           .machines = std::move(machines),
-                           .capacity = o.tokens_held(),
-                           .attention = {.trace = trace, .trace_rank = rank}},
-                          {}, {.moves_tokens = how.spreads_rows}),
-            how.most_rows, measured_attention<Kernel>);
+                          const auto count = static_cast<std::size_t>(length);
+                          const token_view<const T, M> in(rows.view(), count, heads.query, heads.width);
+                          const token_view<P, M> result(out.view(), count, heads.query, heads.width);
+                          const auto begin = clock::now();
+                          attention.forward(q,
+                                            forward_block<T, M>{in, in, in, visibility{mask::causal, 0, 0}, 1, result,
+                                                                numbers_by_head(sums.view(), count, heads.query)});
+                          settle();
+                          return std::chrono::duration<double>(clock::now() - begin).count();
+                      })
+        .cost;
+}
+
+/// The same for kernels of their own: Kernel is one of Comm's queue.
+template <class Kernel, class Comm>
+[[nodiscard]] std::unique_ptr<document_attention<typename Kernel::element_type>> make_document_attention_with(
+    Comm& comm, const options& o, tutti::schedule::timeline* trace, int rank, int heads) {
+    using namespace tutti::sequence;
+    using shared_engine = engine<Comm, decltype(document_rules::partition), routed, chosen_layout, Kernel>;
+    if (!o.shares_attention()) { return nullptr; }
+    document_rules how = rules_of(o);
+    const auto count = static_cast<std::size_t>(heads);
+    const attention_heads own_heads{count, count, static_cast<std::size_t>(o.model.width / o.model.heads)};
+    auto machines = machines_of(comm, o, rank);
+    Comm own = comm.duplicate("sequence");
+    const auto queue = own.queue();
+    return std::make_unique<engine_attention<shared_engine>>(
+        comm.queue(), queue,
+        shared_engine(std::move(own), own_heads,
+                      {.partition = std::move(how.partition),
+                       .machines = std::move(machines),
+                       .capacity = o.tokens_held(),
+                       .attention = {.trace = trace, .trace_rank = rank}},
+                      {}, {.moves_tokens = how.spreads_rows}),
+        how.most_rows, measured_attention<Kernel>);
 }
 
 }  // namespace transformer
