@@ -1,10 +1,12 @@
 """trainer_parallel.py TRANSFORMER [MPIRUN OPTIONS...]: ranks that have parts of the model, on 2 and 4 GPUs: the losses of
-one GPU and of the CPU, the CPU's bytes along each dimension, the same bits twice, and weights that survive a file.
+one GPU and of the CPU, the CPU's bytes along each dimension, the same bits twice and after a checkpoint, and weights
+that survive a file.
 Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
 Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -79,6 +81,18 @@ def check_in_16_bits(folder, on, layouts, *options):
         expect_same(what + ", twice", there, on.train(folder, *same, *layout, model=WIDE))
 
 
+def check_unlike_heads(folder, on, *options):
+    """Heads that do not divide: some ranks have one more."""
+    heads = on.count + 1
+    for precision, width, bar in (("float", 16, 1e-5), ("bf16", 64, 2e-2)):
+        model = ["--layers", "2", "--heads", str(heads), "--width", str(width * heads), "--context", "64", "--batch",
+                 "8", "--lr", "1e-4"]
+        same = (*options, "--steps", "4", "--precision", precision)
+        one = train(folder, *same, *cut(), model=model)
+        there = on.train(folder, *same, *cut(tp=on.count), model=model)
+        expect_close("%d heads on %s, %s" % (heads, on.name, precision), losses(there), losses(one), bar)
+
+
 def check_files(folder, on, layout, *options):
     """A step too small to change a float: masters that are loaded are saved again, by one GPU too."""
     first, second, third = (os.path.join(folder, name + ".safetensors") for name in ("first", "second", "third"))
@@ -94,6 +108,19 @@ def check_files(folder, on, layout, *options):
     if files[1] != files[0] or files[2] != files[0]:
         sys.exit("%s: weights changed on their way through a file" % name_of(layout, on))
     print("%s: weights through files" % name_of(layout, on))
+
+
+def check_checkpoints(folder, on, layout, *options):
+    """Stopped half way and resumed: the losses and bits of a run that was not."""
+    same = (*options, *layout, "--steps", "6", "--precision", "bf16")
+    kept = (*same, "--checkpoint", os.path.join(folder, "kept"), "--checkpoint-every", "3")
+    whole = on.train(folder, *same, model=SMALL)
+    on.train(folder, *kept, "--stop-after", "3", model=SMALL)
+    rest = on.train(folder, *kept, "--resume", model=SMALL)
+    shutil.rmtree(os.path.join(folder, "kept"))
+    expect_same(name_of(layout, on) + ", resumed", rest, whole)
+    if losses(rest) != losses(whole)[3:]:
+        sys.exit("%s: resumed losses %s, expected %s" % (name_of(layout, on), losses(rest), losses(whole)[3:]))
 
 
 def main():
@@ -120,7 +147,10 @@ def main():
                 continue
             attempt(check_in_float, on, list(layouts()))
             attempt(check_in_16_bits, on, list(layouts()))
-            attempt(check_files, on, cut(pp=2, schedule="zb-v") if count == 2 else cut(tp=2, pp=2))
+            attempt(check_unlike_heads, on)
+            layout = cut(pp=2, schedule="zb-v") if count == 2 else cut(tp=2, dp=2, zero=1)
+            attempt(check_files, on, layout)
+            attempt(check_checkpoints, on, layout)
     if failures:
         sys.exit("failed: %s" % ", ".join(failures))
     print("passed on %d GPUs" % min(present, 4))

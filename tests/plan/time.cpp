@@ -447,6 +447,19 @@ TEST_CASE("products, collectives and steps that were measured give back the mach
     }
     CHECK(calibrated(blank, std::span<const measured_collective>(collectives)).link_efficiency == 0.62);
 
+    std::vector<measured_step> steps;
+    const model_shape gpt2{12, 768, 12, 50304, 1024};
+    for (const std::int64_t n : {2, 16}) {
+        measured_step s{gpt2, {.micro_batch = n, .micro_batches = 32 / n}, 0};
+        s.seconds = time_of_step(s.model, s.how, truth).total();
+        steps.push_back(s);
+    }
+    machine other = truth;
+    other.product_efficiency = 0.5;
+    other.link_efficiency = 0.47;
+    const machine of_one = calibrated(other, std::span<const measured_step>(steps));
+    CHECK(of_one.product_efficiency == doctest::Approx(0.613).epsilon(0.02));
+    CHECK(of_one.link_efficiency == 0.47);  // one GPU says nothing of it
     CHECK_THROWS_AS(static_cast<void>(calibrated(blank, std::span<const measured_step>{})), usage_error);
     CHECK_THROWS_AS(static_cast<void>(calibrated(blank, std::span<const measured_product>{})), usage_error);
     CHECK_THROWS_AS(static_cast<void>(calibrated(blank, std::span<const measured_collective>{})), usage_error);

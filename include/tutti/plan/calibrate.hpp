@@ -26,10 +26,11 @@ struct measured_step {
 };
 
 /// The machine with the efficiencies, in whole percent, that predict `steps` with the least sum of squared relative
-/// errors.
+/// errors, of steps and of efficiencies.
 ///
 /// Semantics    that of memory may be more than 1, at most 3: kernels that do several things at once pass over memory
-///              less often than plan/time counts.
+///              less often than plan/time counts. An efficiency of which the steps say little stays near what it was:
+///              a step is taken for right within 2 %, an efficiency within a factor of 1.3.
 /// Determinism  a grid of 5 % over all three, then of 1 % around the best of it, until that is the best of its own
 ///              surroundings; of equal ones the smallest.
 /// Cost         some ten thousand evaluations of a step for each.
@@ -52,12 +53,19 @@ struct measured_step {
         trial.link_efficiency = e[2] / 100.0;
         return trial;
     };
+    const auto doubt = [](double now, double before) {
+        const double apart = std::log(now / before) / std::log(1.3);
+        return apart * apart;
+    };
     const auto look = [&](int step, const percents& from, const percents& to) {
         for (int p = from[0]; p <= to[0]; p += step) {
             for (int b = from[1]; b <= to[1]; b += step) {
                 for (int l = from[2]; l <= to[2]; l += step) {
                     const machine trial = efficient({p, b, l});
-                    double sum = 0;
+                    double sum = 0.02 * 0.02 *
+                                 (doubt(trial.product_efficiency, on.product_efficiency) +
+                                  doubt(trial.memory_efficiency, on.memory_efficiency) +
+                                  doubt(trial.link_efficiency, on.link_efficiency));
                     for (const measured_step& s : steps) {
                         const double error = time_of_step(s.model, s.how, trial, s.kept_scores).total() / s.seconds - 1;
                         sum += error * error;
