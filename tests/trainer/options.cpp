@@ -6,6 +6,7 @@
 #include <set>         // names
 #include <sstream>     // files
 #include <string>      // command lines
+#include <utility>     // pairs
 #include <vector>      // published counts
 
 #include <CLI/CLI.hpp>
@@ -251,9 +252,9 @@ std::set<std::string> names_of_pipelines() {
 TEST_CASE("the documents' command lines are accepted") {
     const std::set<std::string> pipelines = names_of_pipelines();
     const std::pair<const char*, std::size_t> documents[] = {{"README.md", 6}, {"examples/transformer/README.md", 30}};
-    for (const auto& [document, least] : documents) {
-        const auto lines = command_lines(document);
-        CHECK_MESSAGE(lines.size() >= least, document);
+    for (const auto& document : documents) {
+        const auto lines = command_lines(document.first);
+        CHECK_MESSAGE(lines.size() >= document.second, document.first);
         for (const std::string& line : lines) {
             CAPTURE(line);
             std::string refusal;
