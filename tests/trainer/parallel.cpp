@@ -107,16 +107,14 @@ TEST_CASE("however the model is cut, and by every schedule: the losses of one ra
 TEST_CASE("sequences over ranks, beside all other dimensions: the losses of one rank") {
     CHECK(from_one_rank(run_of("3d", {1, 1, 1, 2})) <= bar);
     CHECK(from_one_rank(run_of("3d", {1, 1, 1, 4})) <= bar);
-    CHECK(from_one_rank(run_of("tp", {2, 1, 1, 2})) <= bar);
+    auto of_two = run_of("tp", {2, 1, 1, 2});
+    of_two.micro_batch = 2;
+    CHECK(from_one_rank(of_two) <= bar);
     CHECK(from_one_rank(run_of("pp", {1, 2, 1, 2})) <= bar);
     CHECK(from_one_rank(run_of("3d", {1, 1, 2, 2}, "1f1b", 1)) <= bar);
     CHECK(from_one_rank(run_of("3d", {2, 2, 1, 2}, "1f1b", 1)) <= bar);
     CHECK(from_one_rank(run_of("3d", {1, 2, 1, 3}, "zb-v", 1, 3)) <= bar);  // chunks of two tokens and of three
     CHECK(from_one_rank(run_of("3d", {1, 2, 1, 2}, "dualpipe")) <= bar);
-    CHECK(from_one_rank(run_of("pp", {1, 2, 1, 2}, "interleaved", 0, 2)) <= bar);
-    auto of_two = run_of("3d", {2, 1, 1, 2});
-    of_two.micro_batch = 2;
-    CHECK(from_one_rank(of_two) <= bar);
 }
 
 TEST_CASE("documents over ranks: the losses of one rank, and of the pipeline that places a step's documents") {
