@@ -8,7 +8,7 @@ import os
 import sys
 import tempfile
 
-from trainer_runs import expect_close, gpus, losses, train, write_text
+from trainer_runs import MODEL, expect_close, gpus, losses, train, write_text
 
 
 def expect_same(what, got, want):
@@ -57,13 +57,14 @@ def main():
                 if "--sliced" in run and figures["upload_bytes"] != figures["gathered_bytes"]:
                     sys.exit("two ranks: each should upload as much as it gathers")
         # Floats on the host that travel in fewer bits: the losses of those bits, all updates, wherever blocks are.
-        options = ["--data", text, "--load", weights, "--steps", "8", "--batch", "4", "--micro-batch", "4"]
+        few = [*MODEL[:-1], "4"]  # sequences a step
+        options = ["--data", text, "--load", weights, "--steps", "8", "--micro-batch", "4"]
         for precision in ("float", "float16"):
             for bits, bar, error in (("16", 3e-3, 3e-4), ("8", 3e-2, 0.03)):
                 wire = ["--upload-bits", bits, "--renew-every", "3"]
-                want = train(folder, *options, "--pipeline", "zo2", *wire, device="cpu")
+                want = train(folder, *options, "--pipeline", "zo2", *wire, device="cpu", model=few)
                 mine = [*options, "--precision", precision, *wire]
-                first = train(folder, *mine, "--pipeline", "zo2")
+                first = train(folder, *mine, "--pipeline", "zo2", model=few)
                 name = "%s, %s bits" % (precision, bits)
                 expect_close(name + ": on a GPU against the CPU", losses(first), losses(want), bar)
                 share = first["zeroth"]["upload_error"]
@@ -75,7 +76,7 @@ def main():
                     runs += [["--pipeline", "distzo2", "--gpus", "2", "--zo-parallel", "perturbation", *sliced]
                              for sliced in ([], ["--sliced"])]
                 for run in runs:
-                    expect_same("%s: %s" % (name, " ".join(run[1:])), train(folder, *mine, *run), first)
+                    expect_same("%s: %s" % (name, " ".join(run[1:])), train(folder, *mine, *run, model=few), first)
         shape = ["--heads", "4", "--width", "128", "--context", "64", "--batch", "16"]
         peaks = [train(folder, "--data", text, "--pipeline", "zo2", "--steps", "3", model=[*shape, "--layers", layers])
                  ["zeroth"]["peak_device_bytes"] for layers in ("4", "8", "16")]
