@@ -101,6 +101,8 @@ std::vector<std::vector<vec>> trained(const local_update_rule& rule, int n, cons
         s.finish();
         all.back()[me] = t.values();
         CHECK(same_bytes(all.back()[me], vec(s.owned().begin(), s.owned().end())));
+        // What goes on from this state begins a round here.
+        if (!s.anchor().empty()) { CHECK(same_bytes(all.back()[me], vec(s.anchor().begin(), s.anchor().end()))); }
     });
     return all;
 }
@@ -308,12 +310,14 @@ TEST_CASE("a run resumes bit by bit from every step of a round, also with a mean
         for (int cut = 0; cut <= steps; ++cut) {
             CAPTURE(cut);
             std::vector<test::saved_state> saved(n);
+            std::vector<double> gaps(n);
             threads::launch(n, [&](threads& world) {
                 toy<float> t;
                 engine<adamw> s(world.duplicate("across"), local<adamw>(self{}), m.rule);
                 s.attach(t.parameters);
                 train(s, world.rank(), n, some(cut, 0));
                 saved[std::size_t(world.rank())] = test::saved(s);
+                gaps[std::size_t(world.rank())] = s.gap();
                 // Saving changed nothing.
                 train(s, world.rank(), n, some(steps - cut, cut));
                 s.finish();
@@ -326,6 +330,7 @@ TEST_CASE("a run resumes bit by bit from every step of a round, also with a mean
                 s.attach(t.parameters);
                 train(s, world.rank(), n, some(cut % 5, 0));  // what is overwritten may be in any phase
                 test::restore(s, saved[me]);
+                CHECK(s.gap() == gaps[me]);
                 for (int k = cut; k < steps; ++k) {
                     train(s, world.rank(), n, some(1, k));
                     REQUIRE(same_bytes(t.values(), straight[std::size_t(k)][me]));
