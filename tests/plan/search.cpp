@@ -379,18 +379,17 @@ TEST_CASE("a choice is explained in words and numbers") {
 }
 
 TEST_CASE("what a plan rests on: each figure with its origin, which calibration changes") {
-    CHECK(text_of(hgx_h100) ==
-          "FLOPs                           989 TFLOP/s                             published\n"
-          "memory                          74.5 GiB, 3350 GB/s                     published\n"
-          "links                           450 GB/s inside nodes of 8, 50 between  published\n"
-          "latencies                       5 us inside, 10 between                 assumed\n"
-          "host link                       63 GB/s                                 published\n"
-          "share of FLOPs in products      65 %                                    assumed\n"
-          "share of memory bandwidth       90 %                                    assumed\n"
-          "share of links' bandwidth       80 %                                    assumed\n"
-          "launch of a kernel              4 us                                    assumed\n"
-          "computing beside communication  longer by 10 % of its time              fitted\n"
-          "results of a product at once    4325376                                 assumed\n");
+    CHECK(text_of(hgx_h100) == "FLOPs                           989 TFLOP/s                             published\n"
+                               "memory                          74.5 GiB, 3350 GB/s                     published\n"
+                               "links                           450 GB/s inside nodes of 8, 50 between  published\n"
+                               "latencies                       5 us inside, 10 between                 assumed\n"
+                               "host link                       63 GB/s                                 published\n"
+                               "share of FLOPs in products      65 %                                    assumed\n"
+                               "share of memory bandwidth       90 %                                    assumed\n"
+                               "share of links' bandwidth       80 %                                    assumed\n"
+                               "launch of a kernel              4 us                                    assumed\n"
+                               "computing beside communication  longer by 10 % of its time              fitted\n"
+                               "results of a product at once    4325376                                 assumed\n");
     // Every machine says of its peaks who publishes them, and a blank one nothing.
     for (const machine& m : machines) {
         CAPTURE(m.name);
@@ -415,7 +414,9 @@ TEST_CASE("what a plan rests on: each figure with its origin, which calibration 
     CHECK(by_collectives.known.product_efficiency == evidence::assumed);
     const measured_step steps[] = {{model_named("gpt2-124m"), {.recompute = recomputation::selective}, 0.05}};
     const machine by_steps = calibrated(hgx_h100, std::span(steps));
+    CHECK(by_steps.known.product_efficiency == evidence::fitted);
     CHECK(by_steps.known.memory_efficiency == evidence::fitted);
+    CHECK(by_steps.known.link_efficiency == evidence::assumed);  // one rank tells nothing of links
     CHECK(by_steps.known.latencies == evidence::assumed);
 }
 

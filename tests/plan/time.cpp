@@ -70,6 +70,12 @@ TEST_CASE(
     CHECK(a100.product_efficiency == dgx_a100.product_efficiency);
     CHECK(a100.memory_efficiency == dgx_a100.memory_efficiency);
     CHECK(a100.link_efficiency == dgx_a100.link_efficiency);
+    machine guess = dgx_a100;
+    guess.known = {};
+    const machine_evidence known = calibrated(guess, std::span(rows).first(4)).known;
+    CHECK(known.product_efficiency == dgx_a100.known.product_efficiency);
+    CHECK(known.memory_efficiency == dgx_a100.known.memory_efficiency);
+    CHECK(known.link_efficiency == dgx_a100.known.link_efficiency);
     std::vector<double> predicted;
     for (const measured_step& s : rows) {
         predicted.push_back(time_of_step(s.model, s.how, a100, s.kept_scores).total());

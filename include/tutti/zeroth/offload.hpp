@@ -78,7 +78,8 @@ struct offload_options {
 ///              the largest module, what the model allocates; not the depth. The host waits once a pass, for the losses.
 ///              With `sliced`, 1/N of the bytes each way and (N-1)/N from other ranks.
 ///              A step of n blocks takes n times the longest of: an upload; an offload; what computing takes, with the
-///              copies; and, over the slots, a slot's way: up, until it has been read, or down where that is later.
+///              copies; and, where blocks move whole, a slot's way over the slots: up, until it has been read, or down
+///              where that is later.
 /// Errors       usage_error before anything moved: no slot, more residents than blocks, a store of another rank than
 ///              the exchange, a probe or update that is not finite, a step twice. After another error the pipeline has failed.
 /// Lifetime     store, model and trace outlive it.
