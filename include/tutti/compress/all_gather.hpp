@@ -89,11 +89,11 @@ void all_gather(C& comm, const Scheme& x, const shards& parts, view<const std::t
 }
 /// The same of masters, for values of 16 bits: what is sent is not rounded to these first. Not in place.
 template <communicator C, class Scheme, half_element T>
-requires compressor<Scheme, queue_of<C>, T> && compressor < Scheme, queue_of<C>,
-float > &&comm::can_all_gather<C, std::byte> void all_gather(C& comm, const Scheme& x, const shards& parts,
-                                                             view<const float, memory_of<C>> in,
-                                                             view<T, memory_of<C>> out,
-                                                             view<float, memory_of<C>> residual, draw_key key) {
+requires(comm::can_all_gather<C, std::byte>&& compressor<Scheme, queue_of<C>, T>&&
+             compressor<Scheme, queue_of<C>, float>) void all_gather(C& comm, const Scheme& x, const shards& parts,
+                                                                     view<const float, memory_of<C>> in,
+                                                                     view<T, memory_of<C>> out,
+                                                                     view<float, memory_of<C>> residual, draw_key key) {
     detail::all_gather(comm, x, parts, in, out, residual, key);
 }
 

@@ -32,11 +32,9 @@
 namespace tutti::strategy {
 
 /// What joining replicas, each trained by an Inner, asks of the communicator across them.
-template <class C, class Inner, class Exchange>
-concept can_join_replicas = std::same_as < queue_of<C>,
-typename Inner::queue_type > &&comm::can_broadcast<C, master_t<typename Inner::element_type>>&&
-                                 comm::can_all_reduce<C, master_t<typename Inner::element_type>, mean>&&
-                                     gradient_exchange<Exchange, C, master_t<typename Inner::element_type>>;
+template <class C, class Inner, class Exchange, class Master = master_t<typename Inner::element_type>>
+concept can_join_replicas = (std::same_as<queue_of<C>, typename Inner::queue_type> && comm::can_broadcast<C, Master> &&
+                             comm::can_all_reduce<C, Master, mean> && gradient_exchange<Exchange, C, Master>);
 
 struct local_update_options {
     duration timeout = 2 * default_timeout();  ///< of waits for the lane, see lane_options
