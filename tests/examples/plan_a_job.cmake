@@ -59,7 +59,7 @@ endforeach()
 if(NOT fits_0 OR NOT fits_1 OR fits_2 OR NOT says MATCHES ", which does not fit")
   message(FATAL_ERROR "of four jobs the third alone does not fit:\n${says}")
 endif()
-file(WRITE ${WORK_DIR}/this.json "{\"name\": \"this machine\", \"like\": \"hgx-h200\", \"product_efficiency\": 0.3,
+file(WRITE ${WORK_DIR}/this.json "{\"name\": \"this machine\", \"like\": \"hgx-h200\", \"product_efficiency\": 0.6,
   \"inside\": {\"latency_seconds\": 5e-6, \"bytes_per_second\": 450e9}, \"processors\": 132, \"steps\": [
   {\"model\": \"gpt2-1558m\", \"dp\": 4, \"micro_batch\": 8, \"micro_batches\": 4, \"zero_stage\": 1, \"seconds\": ${seconds_0}},
   {\"model\": \"gpt2-1558m\", \"pp\": 2, \"dp\": 2, \"micro_batch\": 4, \"micro_batches\": 8, \"schedule\": \"gpipe\", \"seconds\": ${seconds_1}},
@@ -95,7 +95,7 @@ file(WRITE ${WORK_DIR}/negative.json [[{"like": "hgx-h200", "flops": -1}]])
 file(WRITE ${WORK_DIR}/bare.json [[{"flops": 1e15}]])
 file(WRITE ${WORK_DIR}/broken.json "{")
 file(WRITE ${WORK_DIR}/one_product.json [[{"like": "hgx-h200", "products": [{"m": 1, "n": 1, "k": 1, "seconds": 1}]}]])
-file(WRITE ${WORK_DIR}/odd_job.json [[{"steps": [{"model": "gpt2-1558m", "tp": 2, "micro_batch": 1}]}]])
+file(WRITE ${WORK_DIR}/odd_job.json [[{"steps": [{"model": "gpt2-1558m", "tp": 32, "micro_batch": 1}]}]])
 file(WRITE ${WORK_DIR}/no_jobs.json [[{"steps": []}]])
 function(expect_refusal text)
   file(REMOVE ${WORK_DIR}/none.json)
@@ -132,7 +132,7 @@ expect_refusal("'flops' is -1; it must be positive" ${asked} --machine ${WORK_DI
 expect_refusal("neither 'memory_bytes' nor 'like'" ${asked} --machine ${WORK_DIR}/bare.json)
 expect_refusal("parse error" ${asked} --machine ${WORK_DIR}/broken.json)
 expect_refusal("measurements of one size" ${asked} --machine ${WORK_DIR}/one_product.json)
-expect_refusal("steps[0]: plan: 25 heads do not divide over 2 ranks" --predict ${WORK_DIR}/odd_job.json)
+expect_refusal("steps[0]: plan: 25 heads do not divide over 32 ranks" --predict ${WORK_DIR}/odd_job.json)
 expect_refusal("no 'steps'" --predict ${WORK_DIR}/no_jobs.json)
 expect_refusal("--gpus and --predict exclude each other" --gpus 8 --predict ${WORK_DIR}/jobs.json)
 
