@@ -178,8 +178,8 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into,
     const json file = read_json(path);
     const object o(file, path,
                    {"name", "like", "flops", "memory_bytes", "memory_bandwidth", "ranks_per_node", "inside", "between",
-                    "host_bandwidth", "product_efficiency", "memory_efficiency", "link_efficiency", "launch_seconds", "interference",
-                    "processors", "products", "collectives", "steps"});
+                    "host_bandwidth", "product_efficiency", "memory_efficiency", "link_efficiency", "launch_seconds",
+                    "interference", "processors", "products", "collectives", "steps"});
     plan::machine m;
     if (o.has("like")) {
         m = plan::machine_named(o.get<std::string>("like"));

@@ -95,10 +95,10 @@ TEST_CASE("what follows a value that has come back runs behind it, on every stre
     CHECK(fetch(a, view<double, phantom_memory>(nullptr, 1), 0.5) == 0.5);
     b.charge("update", {.bytes = 3});  // 10 -> 13
     CHECK(fetch(b, view<int, phantom_memory>(nullptr, 1), 7) == 7);
-    a.charge("next", {.bytes = 1});    // 13 -> 14
-    b.charge("more", {.bytes = 4});    // 17
-    virtual_queue d = c.sibling();     // made behind it
-    d.charge("late", {.bytes = 1});    // 14
+    a.charge("next", {.bytes = 1});  // 13 -> 14
+    b.charge("more", {.bytes = 4});  // 17
+    virtual_queue d = c.sibling();   // made behind it
+    d.charge("late", {.bytes = 1});  // 14
     CHECK(resolve(a.recording()) == std::vector<double>{14, 17, 0, 14});
 }
 
@@ -170,8 +170,8 @@ TEST_CASE("rates must be positive numbers") {
         CHECK_THROWS_AS(virtual_queue({bad, 1}), usage_error);
         CHECK_THROWS_AS(virtual_queue({1, bad}), usage_error);
     }
-    CHECK_THROWS_WITH_AS(virtual_queue({1, 0}), "virtual_queue: rates must be positive (bytes/s 1, flops/s 0, host 50000000000)",
-                         usage_error);
+    CHECK_THROWS_WITH_AS(virtual_queue({1, 0}),
+                         "virtual_queue: rates must be positive (bytes/s 1, flops/s 0, host 50000000000)", usage_error);
 }
 
 TEST_CASE("copies of a handle are one stream, siblings another, all on one account") {

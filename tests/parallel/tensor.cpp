@@ -266,8 +266,7 @@ struct meeting_products {
             std::this_thread::sleep_for(std::chrono::microseconds(100));
         }
     }
-    template <class T>
-    static void multiply(const factor<T>& a, const factor<T>& b, matrix<T> out, T alpha, T beta) {
+    template <class T> static void multiply(const factor<T>& a, const factor<T>& b, matrix<T> out, T alpha, T beta) {
         ++begun;
         if (rank == 0) { begun_on_0 = begun; }
         if (rank == 1 && begun == 1) { expect_begun_on_0(2); }
@@ -303,14 +302,13 @@ TEST_CASE("rows come and sums go while products run") {
         up.backward(rows, x, w, dy, dx[me], dw[me], {});
     };
     meeting_products::begun_on_0 = 0;
-    comm::threads::launch(
-        2,
-        [&](comm::threads& c) {
-            meeting_products::rank = c.rank();
-            meeting_products::begun = 0;
-            backward(c, meeting_products{}, true, d_x, d_weight);
-        },
-        {.name = "world", .timeout = std::chrono::seconds(10)});
+    comm::threads::launch(2,
+                          [&](comm::threads& c) {
+                              meeting_products::rank = c.rank();
+                              meeting_products::begun = 0;
+                              backward(c, meeting_products{}, true, d_x, d_weight);
+                          },
+                          {.name = "world", .timeout = std::chrono::seconds(10)});
     CHECK(meeting_products::begun_on_0 == 2);
     std::vector<numbers> plain_x(2), plain_weight(2);
     comm::threads::launch(2, [&](comm::threads& c) { backward(c, plain_products{}, false, plain_x, plain_weight); });

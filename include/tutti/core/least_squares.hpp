@@ -109,7 +109,9 @@ struct work_line {
         least = std::min(least, p.amount);
         most = std::max(most, p.amount);
     }
-    if (!(least < most)) { throw usage_error(formatted("{}: measurements of one size do not tell where the line begins", what)); }
+    if (!(least < most)) {
+        throw usage_error(formatted("{}: measurements of one size do not tell where the line begins", what));
+    }
     std::array<std::vector<double>, 2> columns;
     for (const measured_work& p : points) {
         columns[0].push_back(1 / p.seconds);

@@ -23,23 +23,25 @@ struct machine_figure {
 [[nodiscard]] inline std::vector<machine_figure> figures_of(const machine& m) {
     const machine_evidence& k = m.known;
     const auto percent = [](double share) { return formatted("{:.3g} %", 100 * share); };
-    return {{"FLOPs", formatted("{:.4g} TFLOP/s", m.flops / 1e12), k.flops},
-            {"memory", formatted("{:.1f} GiB, {:.4g} GB/s", m.memory_bytes / (1 << 30), m.memory_bandwidth / 1e9),
-             k.memory},
-            {"links", formatted("{:.4g} GB/s inside nodes of {}, {:.4g} between", m.inside.bytes_per_second / 1e9,
-                                m.ranks_per_node, m.between.bytes_per_second / 1e9),
-             k.links},
-            {"latencies", formatted("{:.3g} us inside, {:.3g} between", m.inside.latency_seconds * 1e6,
-                                    m.between.latency_seconds * 1e6),
-             k.latencies},
-            {"host link", formatted("{:.4g} GB/s", m.host_bandwidth / 1e9), k.host},
-            {"share of FLOPs in products", percent(m.product_efficiency), k.product_efficiency},
-            {"share of memory bandwidth", percent(m.memory_efficiency), k.memory_efficiency},
-            {"share of links' bandwidth", percent(m.link_efficiency), k.link_efficiency},
-            {"launch of a kernel", formatted("{:.3g} us", m.launch_seconds * 1e6), k.launch},
-            {"computing beside communication", formatted("longer by {} of its time", percent(m.interference)),
-             k.interference},
-            {"results of a product at once", formatted("{:.0f}", m.wave), k.wave}};
+    return {
+        {"FLOPs", formatted("{:.4g} TFLOP/s", m.flops / 1e12), k.flops},
+        {"memory", formatted("{:.1f} GiB, {:.4g} GB/s", m.memory_bytes / (1 << 30), m.memory_bandwidth / 1e9),
+         k.memory},
+        {"links",
+         formatted("{:.4g} GB/s inside nodes of {}, {:.4g} between", m.inside.bytes_per_second / 1e9, m.ranks_per_node,
+                   m.between.bytes_per_second / 1e9),
+         k.links},
+        {"latencies",
+         formatted("{:.3g} us inside, {:.3g} between", m.inside.latency_seconds * 1e6, m.between.latency_seconds * 1e6),
+         k.latencies},
+        {"host link", formatted("{:.4g} GB/s", m.host_bandwidth / 1e9), k.host},
+        {"share of FLOPs in products", percent(m.product_efficiency), k.product_efficiency},
+        {"share of memory bandwidth", percent(m.memory_efficiency), k.memory_efficiency},
+        {"share of links' bandwidth", percent(m.link_efficiency), k.link_efficiency},
+        {"launch of a kernel", formatted("{:.3g} us", m.launch_seconds * 1e6), k.launch},
+        {"computing beside communication", formatted("longer by {} of its time", percent(m.interference)),
+         k.interference},
+        {"results of a product at once", formatted("{:.0f}", m.wave), k.wave}};
 }
 
 /// A line for each.

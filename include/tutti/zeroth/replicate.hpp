@@ -82,7 +82,8 @@ public:
         how_.validate();
         how_divided_.validate(comm_.size(), how_.directions);
         if (charging_queue<Q> && how_.rule == update_rule::conservative) {
-            throw usage_error("zeroth: what the conservative rule does depends on losses, which virtual ranks do not have");
+            throw usage_error(
+                "zeroth: what the conservative rule does depends on losses, which virtual ranks do not have");
         }
         const std::string text = how_.describe() + "; " + how_divided_.describe();
         comm_.agree(hash_bytes(as_bytes(view<const char>(text.data(), text.size()))), "zeroth's options");
