@@ -19,15 +19,15 @@ namespace tutti {
 namespace detail {
 
 // Least squares of sum over `used` columns = left, by orthogonalization; 0 for columns that are not used.
-template <std::size_t N> struct least_squares {
-    std::array<double, N> solution{};
+template <std::size_t Terms> struct least_squares {
+    std::array<double, Terms> solution{};
     double residual = 0;
 };
-template <std::size_t N>
-[[nodiscard]] least_squares<N> solve_least_squares(std::array<std::vector<double>, N> columns, std::vector<double> left,
-                                                   unsigned used) {
-    std::array<std::array<double, N>, N> upper{};
-    std::array<double, N> right{};
+template <std::size_t Terms>
+[[nodiscard]] least_squares<Terms> solve_least_squares(std::array<std::vector<double>, Terms> columns,
+                                                       std::vector<double> left, unsigned used) {
+    std::array<std::array<double, Terms>, Terms> upper{};
+    std::array<double, Terms> right{};
     const auto dot = [](const std::vector<double>& a, const std::vector<double>& b) {
         double sum = 0;
         for (std::size_t i = 0; i < a.size(); ++i) { sum += a[i] * b[i]; }
@@ -36,22 +36,22 @@ template <std::size_t N>
     const auto subtract = [](std::vector<double>& from, double factor, const std::vector<double>& what) {
         for (std::size_t i = 0; i < from.size(); ++i) { from[i] -= factor * what[i]; }
     };
-    for (std::size_t c = 0; c < N; ++c) {
+    for (std::size_t c = 0; c < Terms; ++c) {
         if ((used >> c & 1u) == 0) { continue; }
         upper[c][c] = std::sqrt(dot(columns[c], columns[c]));
         for (double& v : columns[c]) { v /= upper[c][c]; }
-        for (std::size_t d = c + 1; d < N; ++d) {
+        for (std::size_t d = c + 1; d < Terms; ++d) {
             upper[c][d] = dot(columns[c], columns[d]);
             subtract(columns[d], upper[c][d], columns[c]);
         }
         right[c] = dot(columns[c], left);
         subtract(left, right[c], columns[c]);
     }
-    least_squares<N> result;
-    for (std::size_t c = N; c-- > 0;) {
+    least_squares<Terms> result;
+    for (std::size_t c = Terms; c-- > 0;) {
         if ((used >> c & 1u) == 0) { continue; }
         double value = right[c];
-        for (std::size_t d = c + 1; d < N; ++d) { value -= upper[c][d] * result.solution[d]; }
+        for (std::size_t d = c + 1; d < Terms; ++d) { value -= upper[c][d] * result.solution[d]; }
         result.solution[c] = value / upper[c][c];
     }
     result.residual = dot(left, left);
@@ -64,18 +64,18 @@ template <std::size_t N>
 ///
 /// Shapes       columns as long as right. One of zeros alone gets 0.
 /// Determinism  of the arguments.
-/// Cost         2^N small least-squares problems: every choice of coefficients that may be other than 0 is tried.
-template <std::size_t N>
-[[nodiscard]] std::array<double, N> non_negative_least_squares(const std::array<std::vector<double>, N>& columns,
-                                                               const std::vector<double>& right) {
+/// Cost         2^Terms small least-squares problems: every choice of coefficients that may be other than 0 is tried.
+template <std::size_t Terms>
+[[nodiscard]] std::array<double, Terms> non_negative_least_squares(
+    const std::array<std::vector<double>, Terms>& columns, const std::vector<double>& right) {
     unsigned present = 0;
-    for (std::size_t c = 0; c < N; ++c) {
+    for (std::size_t c = 0; c < Terms; ++c) {
         const bool empty = std::all_of(columns[c].begin(), columns[c].end(), [](double v) { return v == 0; });
         present |= empty ? 0u : 1u << c;
     }
-    detail::least_squares<N> best;
+    detail::least_squares<Terms> best;
     best.residual = std::numeric_limits<double>::infinity();
-    for (unsigned used = 0; used < 1u << N; ++used) {
+    for (unsigned used = 0; used < 1u << Terms; ++used) {
         if ((used & ~present) != 0) { continue; }
         const auto found = detail::solve_least_squares(columns, right, used);
         bool fits = found.residual < best.residual;

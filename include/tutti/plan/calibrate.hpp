@@ -54,9 +54,9 @@ struct measured_step {
         trial.link_efficiency = e[2] / 100.0;
         return trial;
     };
-    constexpr double right = 0.02 * 0.02, near = 1.3;
+    constexpr double right = 0.02 * 0.02, loose = 1.3;
     const auto doubt = [](double now, double before) {
-        const double apart = std::log(now / before) / std::log(near);
+        const double apart = std::log(now / before) / std::log(loose);
         return apart * apart;
     };
     const auto predicted = [](const measured_step& s, const machine& m) {
@@ -96,7 +96,7 @@ struct measured_step {
     machine fitted = efficient(best);
     const auto tell = [&](double machine::*efficiency, evidence machine_evidence::*from) {
         machine other = fitted;
-        other.*efficiency *= near;
+        other.*efficiency *= loose;
         double moved = 0;
         for (const measured_step& s : steps) {
             const double change = (predicted(s, other) - predicted(s, fitted)) / s.seconds;
