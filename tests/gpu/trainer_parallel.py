@@ -7,11 +7,9 @@ Needs nothing beyond Python's standard library. Exits with 77, and the reason, w
 
 import os
 import shutil
-import subprocess
 import sys
-import tempfile
 
-from trainer_runs import expect_close, expect_same, gpus, losses, ranks, train, write_text
+from trainer_runs import expect_close, expect_same, losses, run_checks, train
 
 SMALL = ["--layers", "8", "--heads", "4", "--width", "64", "--context", "32", "--batch", "16", "--micro-batch", "2"]
 # Heads of 64 in 16 bits: cuDNN's attention, and products with what follows them.
@@ -123,39 +121,12 @@ def check_checkpoints(folder, on, layout, *options):
         sys.exit("%s: resumed losses %s, expected %s" % (name_of(layout, on), losses(rest), losses(whole)[3:]))
 
 
-def main():
-    present = gpus()
-    if present == 0:
-        print("skipped: no GPU answers nvidia-smi")
-        return 77
-    failures = []
-    with tempfile.TemporaryDirectory() as folder:
-        options = ("--data", write_text(folder))
-
-        def attempt(check, *arguments):
-            """Later checks are worth their time, whatever this one finds."""
-            try:
-                check(folder, *arguments, *options)
-            except (SystemExit, subprocess.TimeoutExpired) as failure:
-                print("FAILED: %s" % failure)
-                failures.append(check.__name__)
-
-        for count, layouts in ((2, of_two), (4, of_four)):
-            on = ranks(count, present)
-            if not on.possible:
-                print("left out: %d ranks, there are %d GPUs and no mpirun" % (count, present))
-                continue
-            attempt(check_in_float, on, list(layouts()))
-            attempt(check_in_16_bits, on, list(layouts()))
-            attempt(check_unlike_heads, on)
-            layout = cut(pp=2, schedule="zb-v") if count == 2 else cut(tp=2, dp=2, zero=1)
-            attempt(check_files, on, layout)
-            attempt(check_checkpoints, on, layout)
-    if failures:
-        sys.exit("failed: %s" % ", ".join(failures))
-    print("passed on %d GPUs" % min(present, 4))
-    return 0
+def of(count):
+    layouts = list(of_two() if count == 2 else of_four())
+    layout = cut(pp=2, schedule="zb-v") if count == 2 else cut(tp=2, dp=2, zero=1)
+    return [(check_in_float, layouts), (check_in_16_bits, layouts), (check_unlike_heads,), (check_files, layout),
+            (check_checkpoints, layout)]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_checks([], of))

@@ -7,11 +7,9 @@ Needs nothing beyond Python's standard library. Exits with 77, and the reason, w
 """
 
 import os
-import subprocess
 import sys
-import tempfile
 
-from trainer_runs import expect_close, expect_same, gpus, losses, ranks, train, write_text
+from trainer_runs import expect_close, expect_same, losses, ranks, run_checks, train
 
 STAGES = ("zero1", "zero2", "zero3")
 # Several messages on 2 and on 4 ranks: they are of 32 MiB times the ranks.
@@ -124,42 +122,10 @@ def check_files(folder, on, *options):
         print("%s on %s: weights through a file" % (pipeline[0], on.name))
 
 
-def main():
-    present = gpus()
-    if present == 0:
-        print("skipped: no GPU answers nvidia-smi")
-        return 77
-    failures = []
-    with tempfile.TemporaryDirectory() as folder:
-        options = ("--data", write_text(folder))
-
-        def attempt(check, *arguments):
-            """Later checks are worth their time, whatever this one finds."""
-            try:
-                check(folder, *arguments, *options)
-            except (SystemExit, subprocess.TimeoutExpired) as failure:
-                print("FAILED: %s" % failure)
-                failures.append(check.__name__)
-
-        attempt(check_alone, ranks(1, present))
-        attempt(check_files, ranks(1, present))
-        attempt(check_documents, ranks(1, present))
-        for count in (2, 4):
-            on = ranks(count, present)
-            if not on.possible:
-                print("left out: %d ranks, there are %d GPUs and no mpirun" % (count, present))
-                continue
-            attempt(check_stages, on)
-            attempt(check_rounds, on)
-            attempt(check_documents, on)
-            if count == 2:
-                attempt(check_checkpoints, on)
-            attempt(check_files, on)
-    if failures:
-        sys.exit("failed: %s" % ", ".join(failures))
-    print("passed on %d GPUs" % min(present, 4))
-    return 0
+def of(count):
+    checks = [(check_stages,), (check_rounds,), (check_documents,)]
+    return [*checks, *([(check_checkpoints,)] if count == 2 else []), (check_files,)]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_checks([(check_alone,), (check_files,), (check_documents,)], of))

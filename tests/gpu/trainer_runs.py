@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 
 PROGRAM, MPIRUN = sys.argv[1], sys.argv[2:]
 MODEL = ["--layers", "2", "--heads", "4", "--width", "128", "--context", "64", "--batch", "16"]
@@ -75,3 +76,32 @@ def expect_same(what, one, other):
     print("%s: parameters %s and %s" % (what, one["parameter_hash"], other["parameter_hash"]))
     if one["parameter_hash"] != other["parameter_hash"]:
         sys.exit("%s: other bits" % what)
+
+
+def run_checks(alone, together):
+    """The exit status of a test: `alone` lists what to call on one GPU, `together(count)` on 2 and on 4 ranks, each a
+    function and what it is given behind the folder and the ranks, before the options of the text. Later checks are
+    worth their time, whatever one finds.
+    """
+    present = gpus()
+    if present == 0:
+        print("skipped: no GPU answers nvidia-smi")
+        return 77
+    failures = []
+    with tempfile.TemporaryDirectory() as folder:
+        options = ("--data", write_text(folder))
+        for count in (1, 2, 4):
+            on = ranks(count, present)
+            if not on.possible:
+                print("left out: %d ranks, there are %d GPUs and no mpirun" % (count, present))
+                continue
+            for check, *arguments in alone if count == 1 else together(count):
+                try:
+                    check(folder, on, *arguments, *options)
+                except (SystemExit, subprocess.TimeoutExpired) as failure:
+                    print("FAILED: %s" % failure)
+                    failures.append(check.__name__)
+    if failures:
+        sys.exit("failed: %s" % ", ".join(failures))
+    print("passed on %d GPUs" % min(present, 4))
+    return 0
