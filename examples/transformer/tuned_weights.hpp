@@ -271,9 +271,9 @@ template <class Math, class Comm, class First>
                                                                             std::move(exchange));
         };
         if constexpr (std::is_same_v<tutti::master_t<T>, float>) {
-            using half = std::conditional_t<std::is_same_v<T, float>, tutti::float16, T>;
+            using of_16_bits = std::conditional_t<std::is_same_v<T, float>, tutti::float16, T>;
             if (o.zeroth.upload_bits == 16) {
-                return in(std::type_identity<zeroth::renewed_store<T, Q, zeroth::rounded_wire<half, T>>>());
+                return in(std::type_identity<zeroth::renewed_store<T, Q, zeroth::rounded_wire<of_16_bits, T>>>());
             }
             if (o.zeroth.upload_bits == 8) {
                 return in(std::type_identity<zeroth::renewed_store<T, Q, zeroth::float8_wire<>>>());
