@@ -28,7 +28,7 @@
 using namespace tutti;
 using comm::topology;
 using zeroth::offload_options;
-using rank = simulate::communicator;
+using virtual_rank = simulate::communicator;
 
 namespace {
 
@@ -86,7 +86,7 @@ simulate::cluster one_rank(const seconds_of_block& s) {
 }
 double seconds_of(const seconds_of_block& s, const offload_options& o, std::size_t steps) {
     return one_rank(s)
-        .run([&](rank& world) {
+        .run([&](virtual_rank& world) {
             stated_model model{s.module};
             zeroth::pinned_store<float, virtual_queue> store(zeroth::model_layout(shape_of(grain), sizeof(float)));
             zeroth::offload<virtual_queue, float, stated_model> p(world.queue(), model, store, o);
@@ -131,7 +131,7 @@ TEST_CASE("pieces go back as soon as they are updated, so that two slots do") {
     const auto step_in = [&](std::size_t piece) {
         const auto took = [&](std::size_t steps) {
             return one_rank({4096, 64})
-                .run([&](rank& world) {
+                .run([&](virtual_rank& world) {
                     stated_model model{64};
                     zeroth::pinned_store<float, virtual_queue> store(
                         zeroth::model_layout(shape_of(4 * grain), sizeof(float)));
@@ -160,7 +160,7 @@ TEST_CASE("weights that go back every second step: the link has one way in the o
 TEST_CASE("the timeline of a virtual rank says how well its transfers were hidden") {
     const seconds_of_block s{4096, 64};
     schedule::timeline trace{deadline{}};
-    static_cast<void>(one_rank(s).run([&](rank& world) {
+    static_cast<void>(one_rank(s).run([&](virtual_rank& world) {
         stated_model model{s.module};
         zeroth::pinned_store<float, virtual_queue> store(zeroth::model_layout(shape_of(grain), sizeof(float)));
         zeroth::offload<virtual_queue, float, stated_model> p(world.queue(), model, store,
@@ -192,13 +192,13 @@ struct sliced_job {
     [[nodiscard]] double step(std::size_t slot_count) const {
         const auto took = [&](std::size_t steps) {
             return simulate::cluster(network(), {infinity, 1, 256 / link})
-                .run([&](rank& world) {
+                .run([&](virtual_rank& world) {
                     const auto n = static_cast<std::size_t>(ranks);
                     stated_model model{module};
                     zeroth::pinned_store<float, virtual_queue> store(
                         zeroth::model_layout(shape_of(grain * n), sizeof(float), n),
                         static_cast<std::size_t>(world.rank()));
-                    using exchange = zeroth::sliced<rank>;
+                    using exchange = zeroth::sliced<virtual_rank>;
                     zeroth::offload<virtual_queue, float, stated_model, exchange> p(
                         world.queue(), model, store, {.slot_count = slot_count}, exchange(world.duplicate("slices")));
                     take_steps(p, steps);
@@ -241,14 +241,14 @@ TEST_CASE("1024 ranks fine-tune together: slices in nodes, signs and data over a
     const topology network = topology::uniform(nodes, n, {0, 64}, {1, 1024}, n);
     const sliced_job node{n, 512, 8192, 64};
     const auto run = [&](std::size_t steps) {
-        return simulate::cluster(network, {infinity, 1, 256 / node.link}).run([&](rank& world) {
+        return simulate::cluster(network, {infinity, 1, 256 / node.link}).run([&](virtual_rank& world) {
             std::vector<int> inside;
             for (int r = 0; r < world.size(); ++r) { inside.push_back(network.node_of(r)); }
-            rank slices = *world.split(inside, "slices");
+            virtual_rank slices = *world.split(inside, "slices");
             stated_model model{node.module};
             zeroth::pinned_store<float, virtual_queue> store(
                 zeroth::model_layout(shape_of(grain * n), sizeof(float), n), static_cast<std::size_t>(slices.rank()));
-            using exchange = zeroth::sliced<rank>;
+            using exchange = zeroth::sliced<virtual_rank>;
             zeroth::offload<virtual_queue, float, stated_model, exchange> p(world.queue(), model, store, {},
                                                                             exchange(std::move(slices)));
             zeroth::replicated tuning(world.duplicate("tuning"), p, {.draws = zeroth::distribution::rademacher},
@@ -267,7 +267,7 @@ TEST_CASE("1024 ranks fine-tune together: slices in nodes, signs and data over a
     CHECK(more.ranks[9].traffic.total().bytes - fewer.ranks[9].traffic.total().bytes ==
           16 * 1023 + blocks * 256 * (n - 1));
     CHECK_THROWS_WITH_AS(
-        static_cast<void>(simulate::cluster(topology::one_node(1)).run([](rank& world) {
+        static_cast<void>(simulate::cluster(topology::one_node(1)).run([](virtual_rank& world) {
             stated_model model{1};
             zeroth::pinned_store<float, virtual_queue> store(zeroth::model_layout(shape_of(1), sizeof(float)));
             zeroth::offload<virtual_queue, float, stated_model> p(world.queue(), model, store);
@@ -348,7 +348,7 @@ TEST_CASE("virtual ranks move, send and hold what real ones do, lane by lane in 
         });
         std::deque<schedule::timeline> traces;
         for (int r = 0; r < n; ++r) { traces.emplace_back(deadline{}); }
-        const auto o = simulate::cluster(topology::one_node(n)).run([&](rank& own) {
+        const auto o = simulate::cluster(topology::one_node(n)).run([&](virtual_rank& own) {
             const auto r = static_cast<std::size_t>(own.rank());
             comm::counted world(std::move(own));
             foretold[r] = tune(world, eight, traces[r]);
@@ -401,7 +401,7 @@ TEST_CASE("what an H200 took, by slots and pieces, is foretold from the parts of
             const double link = slot_count == 1 ? m.up : m.duplex;  // with one slot nothing comes while a block goes
             const auto took = [&](std::size_t steps) {
                 return simulate::cluster(topology::one_node(1), {infinity, each_millisecond, double(m.bytes) / link})
-                    .run([&](rank& world) {
+                    .run([&](virtual_rank& world) {
                         stated<float16> model{m.products / 2 * each_millisecond, m.tail / 2 * each_millisecond};
                         zeroth::pinned_store<float16, virtual_queue> store(
                             zeroth::model_layout(shape_of(elements, m.blocks), sizeof(float16)));
