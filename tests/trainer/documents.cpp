@@ -296,7 +296,7 @@ TEST_CASE("what documents cannot be trained on is refused") {
         const std::string path = file_of(folder, text);
         CHECK(refused([&](options& o) { o.lengths = path; }).find("has no length of 2 or more") != std::string::npos);
     }
-    auto several = transformer::options{};
+    transformer::options several;
     several.compare = {"packed", "zeppelin"};
     several.plan_picture = "x";
     CHECK_THROWS_AS(static_cast<void>(transformer::runs_of(several)), transformer::bad_input);

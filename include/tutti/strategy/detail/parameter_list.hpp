@@ -84,11 +84,11 @@ void expect_valid(const parameters<T, M>& list, std::size_t bucket_bytes,
     }
 }
 
-/// Runs what this rank checks by itself, which the other ranks are about to wait for. Errors: those of `check`, which
+/// Runs what this rank checks by itself, which the other ranks are about to wait for. Errors: those of `work`, which
 /// end the communicator's family.
-template <communicator C, std::invocable Check> void check_alone(C& comm, Check check) {
+template <communicator C, std::invocable Work> void check_alone(C& comm, Work work) {
     try {
-        check();
+        work();
     } catch (const std::exception& e) {
         comm.abort(e.what());
         throw;
