@@ -4,14 +4,16 @@
 #pragma once
 
 #include <algorithm>    // max, min
+#include <concepts>     // same_as
 #include <cstddef>      // size_t
-#include <cstdint>      // addresses
+#include <cstdint>      // addresses, pairs
 #include <cstring>      // memcpy
 #include <string_view>  // names
 #include <tuple>        // inputs and outputs
 #include <utility>      // index_sequence
 
 #include <tutti/core/cuda_queue.hpp>   // cuda_queue
+#include <tutti/core/element.hpp>      // bfloat16
 #include <tutti/core/elementwise.hpp>  // elementwise_operation
 #include <tutti/core/text.hpp>         // formatted
 
@@ -64,6 +66,22 @@ template <class T, unsigned width> struct pack {
         }
     }
 };
+
+/// Two floats rounded to a word of two 16-bit floats, the lower half first, in one instruction. It gives all NaN the same
+/// bits, and so does arithmetic: elements one by one would have them, too.
+template <class T> __device__ inline std::uint32_t rounded_pair(float low, float high) {
+#if __CUDA_ARCH__ >= 800
+    std::uint32_t pair = 0;
+    if constexpr (std::same_as<T, bfloat16>) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    }
+    return pair;
+#else
+    return T(low).bits | std::uint32_t{T(high).bits} << 16;
+#endif
+}
 
 template <class Views> struct packs_of;
 template <class... V> struct packs_of<std::tuple<V...>> {

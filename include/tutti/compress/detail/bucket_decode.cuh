@@ -2,7 +2,6 @@
 // Needs detail/bucket_place, detail/bucket_operations and nvcc.
 #pragma once
 
-#include <concepts>     // same_as
 #include <cstddef>      // size_t, byte
 #include <cstdint>      // codes
 #include <type_traits>  // conditional_t
@@ -10,7 +9,6 @@
 
 #include <tutti/compress/detail/bits.hpp>          // chunk
 #include <tutti/compress/detail/bucket_place.cuh>  // place_of
-#include <tutti/core/element.hpp>                  // bfloat16
 #include <tutti/core/exact.hpp>                    // products and sums rounded separately
 
 namespace tutti::compress::detail {
@@ -44,22 +42,6 @@ public:
 /// Elements that a thread decodes, in packs of which a warp writes neighbors: those of 16 bytes, of four at least.
 template <class T> inline constexpr unsigned decoded_each = sizeof(T) == 2 ? 32 : 16;
 template <class T> inline constexpr unsigned decoded_width = sizeof(T) == 2 ? 8 : 4;
-
-// Two numbers as elements in the halves of a word, in one instruction. It gives all NaN the same bits, and so does
-// arithmetic: elements one by one would have them, too.
-template <class T> __device__ inline std::uint32_t rounded_pair(float low, float high) {
-#if __CUDA_ARCH__ >= 800
-    std::uint32_t r = 0;
-    if constexpr (std::same_as<T, bfloat16>) {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    } else {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
-    }
-    return r;
-#else
-    return T(low).bits | std::uint32_t{T(high).bits} << 16;
-#endif
-}
 
 // Value of the code whose `bits` begin at bit `at` of a word. Behind the exponent of 2^23 a mantissa counts ones: a code
 // that lies in it is a float after one instruction, and moved down and freed of the 2^23 after another, exactly.
@@ -107,7 +89,7 @@ __device__ inline void decode_words(const O& op, const bucket_place& p, unsigned
                     return op.scaled(value_in<bits>(coder, codes[k], at));
                 }
             };
-            pairs[j] = rounded_pair<T>(number(2 * j), number(2 * j + 1));
+            pairs[j] = tutti::detail::rounded_pair<T>(number(2 * j), number(2 * j + 1));
         }
         store_some<true>(reinterpret_cast<std::uint32_t*>(out + stride * k * static_cast<int>(chunk)), 0, true, pairs);
     }

@@ -6,7 +6,7 @@
 #include <cstdint>   // pairs
 #include <cstring>   // memcpy
 
-#include <tutti/core/cuda_run.cuh>        // packs
+#include <tutti/core/cuda_run.cuh>        // packs, pairs
 #include <tutti/core/element.hpp>         // float16, bfloat16
 #include <tutti/zeroth/perturbation.hpp>  // arithmetic
 
@@ -14,20 +14,6 @@ namespace tutti::zeroth::detail {
 
 template <class T> inline constexpr bool is_half = std::same_as<T, float16> || std::same_as<T, bfloat16>;
 
-/// Two floats rounded to a word of two 16-bit floats.
-template <class T> __device__ inline std::uint32_t pair_of(float low, float high) {
-#if __CUDA_ARCH__ >= 800
-    std::uint32_t pair = 0;
-    if constexpr (std::same_as<T, float16>) {
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    } else {
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    }
-    return pair;
-#else
-    return T(low).bits | std::uint32_t{T(high).bits} << 16;
-#endif
-}
 template <class T> __device__ inline void take_apart(std::uint32_t pair, float& low, float& high) {
     if constexpr (std::same_as<T, float16>) {
         asm("{\n .reg .b16 l, h;\n mov.b32 {l, h}, %2;\n cvt.f32.f16 %0, l;\n cvt.f32.f16 %1, h;\n}"
@@ -66,7 +52,9 @@ template <class T, class Real, unsigned width> __device__ inline void store_grou
         if constexpr (is_half<T>) {
             std::uint32_t pairs[part / 2];
 #pragma unroll
-            for (unsigned i = 0; i < part; i += 2) { pairs[i / 2] = pair_of<T>(from[p + i], from[p + i + 1]); }
+            for (unsigned i = 0; i < part; i += 2) {
+                pairs[i / 2] = tutti::detail::rounded_pair<T>(from[p + i], from[p + i + 1]);
+            }
             memcpy(values.of, pairs, sizeof pairs);
         } else {
 #pragma unroll
@@ -81,7 +69,8 @@ __device__ inline void move_group(Real (&w)[width], const Real (&d)[width]) {
     if constexpr (is_half<T>) {
 #pragma unroll
         for (unsigned i = 0; i < width; i += 2) {
-            take_apart<T>(pair_of<T>(__fsub_rn(w[i], d[i]), __fsub_rn(w[i + 1], d[i + 1])), w[i], w[i + 1]);
+            take_apart<T>(tutti::detail::rounded_pair<T>(__fsub_rn(w[i], d[i]), __fsub_rn(w[i + 1], d[i + 1])), w[i],
+                          w[i + 1]);
         }
     } else {
 #pragma unroll
