@@ -1,7 +1,8 @@
 // Zeroth-order steps of a model whose blocks stream through several GPUs: whole blocks to each GPU, of a host copy each, and
-// slices of one host copy that the GPUs gather by NCCL's collective, by its messages, by copies, and by whichever is
-// measured to be fastest; sides of the difference, shards of the batch, or both dealt to them. Tokens a second, over those of
-// one GPU with one shard and with as many; bytes; how long gathering takes.
+// slices of one host copy that the GPUs gather by NCCL's collective, by its messages and by copies; sides of the difference,
+// shards of the batch, or both dealt to them. Tokens a second, over those of one GPU with one shard and with as many; bytes;
+// how long blocks and slices take to come when all GPUs' do at once, and each way to gather alone. The report is written anew
+// after every row.
 #include <algorithm>  // find_if, max
 #include <chrono>     // host times
 #include <cstdint>    // counts
@@ -33,7 +34,7 @@ namespace zeroth_bench {
 
 struct plan {
     std::string uploads;  // naive, sliced
-    std::string gather;   // all_gather, messages, copies, chosen
+    std::string gather;   // collective, messages, copies
     std::string work;     // one, data, perturbation, 2d
     zeroth::division how;
 };
@@ -84,6 +85,29 @@ outcome measure(comm::nccl& world, const shape& s, zeroth::pinned_store<number, 
     return r;
 }
 
+// What a rank has of a block comes alone, while the others' comes to them; the slowest rank's seconds.
+double upload_seconds(comm::nccl& world, const zeroth::pinned_store<number, cuda_queue>& store) {
+    constexpr int repeats = 8;
+    const part own = store.own(1);
+    const auto from = store.image(1);
+    const cuda_queue q = world.queue();
+    const buffer<number, cuda_queue> to(q, own.count);
+    double begin = 0;
+    for (int i = 0; i <= repeats; ++i) {
+        if (i == 1) {
+            world.barrier();
+            world.synchronize();
+            begin = now();
+        }
+        upload(q, view<const number, pinned_memory>(from.data(), own.count), to.view());
+    }
+    world.synchronize();
+    const auto mine = static_cast<std::uint64_t>((now() - begin) / repeats * 1e9);
+    std::uint64_t most = 0;
+    for (const comm::control_record& of : world.gather_control({mine, 0, 0, 0})) { most = std::max(most, of[0]); }
+    return static_cast<double>(most) * 1e-9;
+}
+
 template <class Way>
 outcome measure_slices(comm::nccl& world, const shape& s, zeroth::pinned_store<number, cuda_queue>& store,
                        const plan& p, Way way, std::size_t slot_count, std::size_t tokens, int steps) {
@@ -122,7 +146,19 @@ int main(int argc, char** argv) try {
     }
     const nlohmann::ordered_json environment = bench::card_environment();
 
-    nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+    nlohmann::ordered_json rows = nlohmann::ordered_json::array(), gathers = nlohmann::ordered_json::array(),
+                           uploads = nlohmann::ordered_json::array();
+    const auto write = [&] {
+        bench::write_report(json, {{"bench", "zeroth_offload_gpus"},
+                                   {"command", bench::command_line(argc, argv)},
+                                   {"environment", environment},
+                                   {"slots", slot_count},
+                                   {"tokens_a_shard", tokens},
+                                   {"steps", steps},
+                                   {"uploading", uploads},
+                                   {"gathering", gathers},
+                                   {"rows", rows}});
+    };
     std::map<std::size_t, double> of_one;  // tokens a second, by shards
     fmt::print("# {:<9} {:>4} {:>8} {:>11} {:>13} {:>9} {:>10} {:>9} {:>7} {:>8} {:>7} {:>7} {:>9} {:>6}\n", "model",
                "gpus", "uploads", "gather", "work", "tokens", "step ms", "tokens/s", "x one", "x equal", "GB up",
@@ -156,6 +192,7 @@ int main(int argc, char** argv) try {
                         {"host_copies", p.uploads == "sliced" ? 1 : n},
                         {"peak_device_gib", r.gib},
                         {"loss", r.loss}});
+        write();
     };
     const auto model = model_of(s);
     const auto filled = [&](std::size_t ranks, std::size_t rank) {
@@ -190,16 +227,24 @@ int main(int argc, char** argv) try {
         }
         return all;
     };
-    nlohmann::ordered_json gathers = nlohmann::ordered_json::array();
     gpus.insert(gpus.begin(), 1);
     for (const int n : std::vector<int>(gpus)) {
+        double whole_block = 0;
         for (const bool slices : {false, true}) {
             if (slices && n == 1) { continue; }
-            const auto board = std::make_shared<zeroth::peer_board<cuda_queue>>(n);
             comm::nccl::launch(n, [&](comm::nccl& world) {
                 const auto rank = static_cast<std::size_t>(world.rank());
                 const auto store = slices ? filled(static_cast<std::size_t>(n), rank) : filled(1, 0);
                 world.barrier();
+                const double alone = upload_seconds(world, *store);
+                if (world.rank() == 0) {
+                    whole_block = slices ? whole_block : alone;
+                    uploads.push_back({{"gpus", n}, {"slices", slices}, {"ms", alone * 1e3}});
+                    if (slices) { uploads.back()["of_whole"] = alone / whole_block; }
+                    fmt::print("# {} GPUs upload a {} each: {:.3f} ms{}\n", n, slices ? "slice of a block" : "block",
+                               alone * 1e3, slices ? fmt::format(", {:.3f} of whole ones", alone / whole_block) : "");
+                    std::fflush(stdout);
+                }
                 const auto tell = [&](const plan& p, const outcome& r) {
                     if (world.rank() == 0) { report(n, p, r); }
                 };
@@ -209,19 +254,19 @@ int main(int argc, char** argv) try {
                     }
                     return world.synchronize();
                 }
-                const zeroth::gather_by_copies<cuda_queue> copies(world, board);
-                const zeroth::gather_as_measured fastest(world, store->layout().size(1) * sizeof(number),
-                                                         zeroth::gather_collectively(), zeroth::gather_by_messages(),
-                                                         copies);
+                const auto copies = zeroth::gather_by_copies<cuda_queue>::over(world);
+                const auto fastest =
+                    zeroth::fastest_gather(world, store->layout().size(1) * sizeof(number),
+                                           zeroth::gather_collectively(), zeroth::gather_by_messages(), copies);
                 if (world.rank() == 0) {
-                    const char* const names[] = {"all_gather", "messages", "copies"};
+                    const char* const names[] = {"collective", "messages", "copies"};
                     gathers.push_back({{"gpus", n},
                                        {"block_bytes", store->layout().size(1) * sizeof(number)},
-                                       {"chosen", names[fastest.chosen()]}});
+                                       {"fastest", names[fastest.chosen()]}});
                     for (std::size_t i = 0; i < 3; ++i) {
-                        gathers.back()[fmt::format("{}_ms", names[i])] = fastest.times()[i] * 1e3;
+                        gathers.back()[fmt::format("{}_ms", names[i])] = fastest.times()[i] * 1e3;  // null: not there
                         fmt::print("# {} GPUs gather a block by {}: {:.3f} ms{}\n", n, names[i],
-                                   fastest.times()[i] * 1e3, i == fastest.chosen() ? ", chosen" : "");
+                                   fastest.times()[i] * 1e3, i == fastest.chosen() ? ", the fastest" : "");
                     }
                     std::fflush(stdout);
                 }
@@ -231,23 +276,14 @@ int main(int argc, char** argv) try {
                         p.gather = gather;
                         tell(p, measure_slices(world, s, *store, p, way, slot_count, tokens, steps));
                     };
-                    by("all_gather", zeroth::gather_collectively());
+                    by("collective", zeroth::gather_collectively());
                     by("messages", zeroth::gather_by_messages());
-                    by("copies", copies);
-                    by("chosen", fastest);
+                    if (copies.available()) { by("copies", copies); }
                 }
                 world.synchronize();
             });
         }
     }
-    bench::write_report(json, {{"bench", "zeroth_offload_gpus"},
-                               {"command", bench::command_line(argc, argv)},
-                               {"environment", environment},
-                               {"slots", slot_count},
-                               {"tokens_a_shard", tokens},
-                               {"steps", steps},
-                               {"gathering", gathers},
-                               {"rows", rows}});
 } catch (const std::exception& e) {
     std::cerr << argv[0] << ": " << e.what() << '\n';
     return 2;

@@ -107,11 +107,13 @@ template <class Device, class Comm>
     forward_model<Math> net(queue, o.model, o.micro_batch, branches_of(o), device.make_math(queue));
 
     const std::vector<declaration> parameters = parameters_of(o.model);
+    std::optional<slice_gather<Q>> gather;
+    if (o.zeroth.sliced) { gather.emplace(gather_of<T>(training, o)); }
     std::unique_ptr<tuned_weights<T>> weights;
     {
         std::optional<weights_file> file;
         if (!o.load.empty()) { file.emplace(o.load, o.model); }
-        weights = place_weights(training, net, o, &trace, [&]<class R>(std::size_t i, tutti::view<R> values) {
+        weights = place_weights(training, net, o, gather, &trace, [&]<class R>(std::size_t i, tutti::view<R> values) {
             if (file) { return file->read(i, values); }
             const tutti::buffer<R, Q> there(queue, values.size());
             initialize<R>(queue, there.view(), parameters[i], o.seed, static_cast<std::uint32_t>(i));
@@ -209,6 +211,10 @@ template <class Device, class Comm>
     figures.scalar_bytes = driver.scalar_bytes() / steps;
     figures.skipped = driver.skipped();
     figures.host_bytes = weights->host_bytes();
+    if (gather) {
+        figures.gather = ways_to_gather[gather->chosen()];
+        figures.gather_seconds = gather->times();
+    }
     figures.upload_bits = o.zeroth.upload_bits;
     figures.upload_error = detail::mean_over_ranks(world, {weights->upload_error()})[0];
     figures.peak_device_bytes = queue.account().peak();

@@ -566,7 +566,7 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
         require(o.checkpoint.empty(),
                 fmt::format("--checkpoint: pipeline '{}' has none; --save writes weights", o.pipeline));
     }
-    complete(o.zeroth, o.pipeline, o.precision, o.model.layers, o.ranks);
+    complete(o.zeroth, o.pipeline, o.precision, o.model.layers, o.ranks, o.backend == "threads" && o.network.empty());
     constexpr long most_tokens = 1L << 24;  // extents of matrices are int, and so are CBLAS's
     if (o.of_documents()) {
         require(!o.lengths.empty(), fmt::format("--pipeline: '{}' needs --lengths", o.pipeline));

@@ -2,7 +2,7 @@
 // Needs forward_model.hpp, zeroth_options.hpp and zeroth. Pipelines of zeroth behind one face, each compiled once.
 #pragma once
 
-#include <algorithm>    // copy
+#include <algorithm>    // copy, find
 #include <cmath>        // sqrt
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
@@ -10,6 +10,7 @@
 #include <memory>       // pipelines
 #include <optional>     // made after its weights
 #include <span>         // probes
+#include <tuple>        // ways to gather
 #include <type_traits>  // stores
 #include <utility>      // move
 #include <vector>       // places
@@ -20,6 +21,7 @@
 #include <tutti/schedule/timeline.hpp>         // trace
 #include <tutti/zeroth/block_store.hpp>        // pinned_store
 #include <tutti/zeroth/float8_wire.hpp>        // float8_wire
+#include <tutti/zeroth/gather_by_copies.hpp>   // gather_by_copies
 #include <tutti/zeroth/in_memory.hpp>          // in_memory
 #include <tutti/zeroth/layout.hpp>             // model_layout
 #include <tutti/zeroth/offload.hpp>            // offload
@@ -249,11 +251,37 @@ public:
     }
 };
 
-/// As the pipeline that `o` names has them. `training` is duplicated where ranks exchange slices. `net` and `trace`
-/// outlive what is returned.
+/// What ways_to_gather name.
+template <tutti::queue Q>
+using slice_gather =
+    tutti::zeroth::gather_by_one_of<tutti::zeroth::gather_collectively, tutti::zeroth::gather_by_messages,
+                                    tutti::zeroth::gather_by_copies<Q>>;
+
+/// The way that `o` names, or which is the fastest for blocks of the model. Collective.
+template <class T, class Comm>
+[[nodiscard]] slice_gather<tutti::queue_of<Comm>> gather_of(Comm& training, const options& o) {
+    namespace zeroth = tutti::zeroth;
+    using copies_type = zeroth::gather_by_copies<tutti::queue_of<Comm>>;
+    const bool threads = o.backend == "threads" && o.network.empty();  // copies would pass a stated network by
+    copies_type copies = threads ? copies_type::over(training) : copies_type();
+    if (!o.zeroth.gather.empty()) {
+        const auto* const named = std::find(ways_to_gather.begin(), ways_to_gather.end(), o.zeroth.gather);
+        return slice_gather<tutti::queue_of<Comm>>(
+            std::tuple(zeroth::gather_collectively(), zeroth::gather_by_messages(), std::move(copies)),
+            static_cast<std::size_t>(named - ways_to_gather.begin()));
+    }
+    const zeroth::model_layout layout(modules_of(o.model), sizeof(T), static_cast<std::size_t>(training.size()));
+    return zeroth::fastest_gather(training, layout.size(1) * sizeof(T), zeroth::gather_collectively(),
+                                  zeroth::gather_by_messages(), std::move(copies));
+}
+
+/// As the pipeline that `o` names has them. `training` is duplicated where ranks exchange slices, which they gather as
+/// `gather` does. `net` and `trace` outlive what is returned.
 template <class Math, class Comm, class First>
 [[nodiscard]] std::unique_ptr<tuned_weights<typename Math::element>> place_weights(
-    Comm& training, forward_model<Math>& net, const options& o, tutti::schedule::timeline* trace, const First& first) {
+    Comm& training, forward_model<Math>& net, const options& o,
+    const std::optional<slice_gather<tutti::queue_of<Comm>>>& gather, tutti::schedule::timeline* trace,
+    const First& first) {
     using T = typename Math::element;
     using Q = typename Math::queue_type;
     namespace zeroth = tutti::zeroth;
@@ -281,7 +309,7 @@ template <class Math, class Comm, class First>
         }
         return in(std::type_identity<zeroth::pinned_store<T, Q>>());
     };
-    if (o.zeroth.sliced) { return on_host(zeroth::sliced<Comm>(training.duplicate("slices"))); }
+    if (gather) { return on_host(zeroth::sliced(training.duplicate("slices"), *gather)); }
     return on_host(zeroth::whole());
 }
 

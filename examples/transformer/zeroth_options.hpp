@@ -2,8 +2,10 @@
 // Needs CLI11.
 #pragma once
 
+#include <array>        // ways
 #include <string>       // messages
 #include <string_view>  // names
+#include <vector>       // names
 
 #include <CLI/CLI.hpp>   // command line
 #include <fmt/format.h>  // messages
@@ -17,6 +19,7 @@ struct zeroth_options {
     int slot_count = 0;                    // 0: as usual
     int blocks_resident = 0;
     bool sliced = false;
+    std::string gather;   // of slices: one of ways_to_gather; empty: the fastest, which is measured
     int upload_bits = 0;  // of a weight on its way, of float masters; 0: as it is computed with
     static constexpr int usual_renewal = 8;
     int renew_every = 0;  // steps between two visits of masters; 0: as usual
@@ -27,6 +30,9 @@ struct zeroth_options {
     /// Are weights on the host?
     [[nodiscard]] static bool offloads(std::string_view pipeline) { return pipeline == "zo2" || pipeline == "distzo2"; }
 };
+
+/// How ranks gather the slices of a block, in the order in which zeroth_result has their times.
+inline constexpr std::array<std::string_view, 3> ways_to_gather{"collective", "messages", "copies"};
 
 inline void declare(CLI::App& app, zeroth_options& o) {
     app.add_option("--slots", o.slot_count,
@@ -40,6 +46,11 @@ inline void declare(CLI::App& app, zeroth_options& o) {
     app.add_flag("--sliced", o.sliced,
                  "distzo2: each rank keeps, uploads and stores one part of a block, and ranks gather the others from "
                  "each other");
+    app.add_option(
+           "--gather", o.gather,
+           "with --sliced: by the communicator's collective, by messages, or by copies of what other threads of "
+           "the process have, on GPUs by copy engines; default: all are measured, and the fastest is taken")
+        ->check(CLI::IsMember(std::vector<std::string>(ways_to_gather.begin(), ways_to_gather.end())));
     app.add_option("--upload-bits", o.upload_bits,
                    "zo2, distzo2: keep weights as floats, which take every update however small, and bring them to the "
                    "device in 16 or 8 bits; default: kept and brought in --precision")
@@ -51,14 +62,15 @@ inline void declare(CLI::App& app, zeroth_options& o) {
 }
 
 /// Fills what was not said. Errors: bad_input for what the pipeline cannot do.
+/// `threads`: ranks are threads of one process, and their network is none that was stated.
 inline void complete(zeroth_options& o, const std::string& pipeline, const std::string& precision, int layers,
-                     int ranks) {
+                     int ranks, bool threads) {
     const auto refuse = [](const std::string& why) { throw bad_input(why); };
     if (!o.offloads(pipeline)) {
         for (const auto& [option, given] :
              {std::pair("--slots", o.slot_count != 0), std::pair("--blocks-resident", o.blocks_resident != 0),
-              std::pair("--sliced", o.sliced), std::pair("--upload-bits", o.upload_bits != 0),
-              std::pair("--renew-every", o.renew_every != 0)}) {
+              std::pair("--sliced", o.sliced), std::pair("--gather", !o.gather.empty()),
+              std::pair("--upload-bits", o.upload_bits != 0), std::pair("--renew-every", o.renew_every != 0)}) {
             if (given) {
                 refuse(fmt::format("{}: pipeline '{}' has its weights on the device; zo2 and distzo2 have not", option,
                                    pipeline));
@@ -70,6 +82,13 @@ inline void complete(zeroth_options& o, const std::string& pipeline, const std::
     }
     if (o.sliced && ranks == 1) {
         refuse("--sliced: 1 rank has whole blocks; --ranks or --gpus says how many there are");
+    }
+    if (!o.gather.empty() && !o.sliced) {
+        refuse("--gather: without --sliced each rank has whole blocks, and gathers nothing");
+    }
+    if (o.gather == "copies" && !threads) {
+        refuse("--gather copies: for ranks that are threads of one process, without --network; collective and messages "
+               "go over any");
     }
     if (o.renew_every != 0 && o.upload_bits == 0) {
         refuse("--renew-every: without --upload-bits there are no floats beside the weights that travel");

@@ -131,6 +131,43 @@ TEST_CASE("every way to share the work, and every place for the weights, has the
     }
 }
 
+TEST_CASE("slices are gathered by the way that is asked for, or by the fastest of what ranks have") {
+    scratch_folder folder;
+    with_texts(folder);
+    report_of(folder, trained);
+    const std::string line = std::string(tuning) + "--steps 3 --pipeline distzo2 --ranks 2 ";
+    const auto whole = report_of(folder, line);
+    CHECK(whole["zeroth"]["gather"].is_null());
+    CHECK(whole["zeroth"]["gather_seconds"].is_null());
+    const auto expect_same_bits = [&](const nlohmann::json& sliced) {
+        CHECK(sliced["loss"]["curve"] == whole["loss"]["curve"]);
+        CHECK(sliced["parameter_hash"] == whole["parameter_hash"]);
+        CHECK(sliced["zeroth"]["gathered_bytes"] == sliced["zeroth"]["upload_bytes"]);
+    };
+    const std::uint64_t scalars = 3 * 16;  // two ranks, three steps: what a rank sends of losses
+    std::uint64_t on_wire = 0;
+    for (const std::string way : {"collective", "messages", "copies"}) {
+        CAPTURE(way);
+        const auto sliced = report_of(folder, line + "--sliced --gather " + way);
+        expect_same_bits(sliced);
+        CHECK(sliced["zeroth"]["gather"] == way);
+        CHECK(sliced["zeroth"]["gather_seconds"].is_null());  // nothing to choose
+        const std::uint64_t sent = sliced["wire_bytes_per_rank_per_step"];
+        if (way == "collective") { on_wire = sent; }
+        CHECK(sent == (way == "copies" ? scalars / 3 : on_wire));
+    }
+    CHECK(on_wire > 10 * scalars);
+    for (const bool network : {false, true}) {
+        const auto sliced = report_of(folder, line + (network ? "--sliced --network 10Gbit,10us" : "--sliced"));
+        expect_same_bits(sliced);
+        const auto& seconds = sliced["zeroth"]["gather_seconds"];
+        CHECK(seconds.size() == (network ? 2 : 3));  // copies would not take the time of a network
+        CHECK(seconds.contains("copies") == !network);
+        const double taken = seconds[sliced["zeroth"]["gather"].get<std::string>()];
+        for (const double other : seconds) { CHECK(taken <= other); }
+    }
+}
+
 TEST_CASE("bytes that move, and memory: slots of a layer, whatever their number") {
     scratch_folder folder;
     with_texts(folder);
@@ -259,6 +296,12 @@ TEST_CASE("what cannot be done is refused") {
     refused("--zo-parallel pairs", "--zo-parallel: 'pairs' is not one of perturbation, data, 2d");
     refused("--zo-parallel perturbation --ranks 4", "for 2 ranks, not 4; 2d has pairs");
     refused("--zo-parallel 2d --ranks 3", "--zo-parallel: 3 ranks are not pairs");
+    refused("--pipeline distzo2 --ranks 2 --gather copies", "--gather: without --sliced each rank has whole blocks");
+    refused("--pipeline distzo2 --ranks 2 --sliced --gather copies --network 1Gbit",
+            "--gather copies: for ranks that are threads of one process");
+    refused("--pipeline distzo2 --ranks 2 --sliced --gather post",
+            "--gather: post not in {collective,messages,copies}");
+    refused("--gather copies --ranks 2", "--gather: pipeline 'mezo' has its weights on the device");
     refused("--epsilon 0", "--epsilon: 0 is not a positive number");
     refused("--directions 65", "--directions");
     refused("--shards 3 --ranks 2", "--shards: 3 cannot be divided among 2 ranks or pairs");

@@ -5,11 +5,12 @@
 
 #include <algorithm>  // min_element
 #include <chrono>     // naps
+#include <cmath>      // isinf
 #include <cstddef>    // size_t
 #include <cstdint>    // bytes
-#include <memory>     // boards
 #include <string>     // texts
 #include <thread>     // naps
+#include <tuple>      // ways
 #include <vector>     // hashes
 
 #include <doctest/doctest.h>  // checks
@@ -37,6 +38,14 @@ bool same(const tensor_slice& a, const tensor_slice& b) {
     return a.tensor == b.tensor && a.first == b.first && a.offset == b.offset && a.count == b.count &&
            a.decayed == b.decayed && a.frozen == b.frozen;
 }
+
+// A way that ranks do not have, and that must not be called.
+struct not_here {
+    [[nodiscard]] bool available() const noexcept { return false; }
+    template <communicator C, class T> void operator()(C&, view<T, memory_of<C>>, part) const {
+        throw usage_error("called though it is not available");
+    }
+};
 
 // `gather(communicator)` is a way; `gathering` its collective.
 template <class Make>
@@ -125,9 +134,8 @@ TEST_CASE("slices give the bits of whole blocks and move 1/N each way, on any nu
             run_on(n, t, expected, seed, collective::all_gather, [](ranks&) { return zeroth::gather_collectively(); });
         }
         run_on(n, t, expected, 7, collective::exchange, [](ranks&) { return zeroth::gather_by_messages(); });
-        const auto board = std::make_shared<zeroth::peer_board<host_queue>>(n);
         run_on(n, t, expected, 8, collective::exchange,
-               [&](ranks& c) { return zeroth::gather_by_copies<host_queue>(c, board); });
+               [](ranks& c) { return zeroth::gather_by_copies<host_queue>::over(c); });
     }
 }
 
@@ -159,7 +167,6 @@ TEST_CASE("eight bits of masters in slices: the bits of whole blocks, masters an
 TEST_CASE("the fastest gather is the same on all ranks, and gives the bits of any") {
     for (const int n : {1, 3}) {
         std::vector<std::size_t> chosen(static_cast<std::size_t>(n));
-        const auto board = std::make_shared<zeroth::peer_board<host_queue>>(n);
         threads::launch(n, [&](threads& world) {
             const auto rank = static_cast<std::size_t>(world.rank());
             // One that is late on another rank each: the slowest decides.
@@ -168,19 +175,41 @@ TEST_CASE("the fastest gather is the same on all ranks, and gives the bits of an
                     if (c.rank() == who) { std::this_thread::sleep_for(std::chrono::milliseconds(20)); }
                 };
             };
-            const zeroth::gather_as_measured gather(world, 5000, late(0), zeroth::gather_by_messages(), late(n - 1));
+            const auto gather = zeroth::fastest_gather(world, 5000, late(0), zeroth::gather_by_messages(), late(n - 1));
             expect(gather.chosen() == 1, "a slow one was chosen");
-            const zeroth::gather_as_measured any(world, 5000, zeroth::gather_collectively(),
-                                                 zeroth::gather_by_messages(),
-                                                 zeroth::gather_by_copies<host_queue>(world, board));
+            expect(gather.times()[0] >= 0.02 && gather.times()[2] >= 0.02, "times are not the slowest rank's");
+            const auto copies = zeroth::gather_by_copies<host_queue>::over(world);
+            expect(copies.available(), "threads of one process");
+            const auto any = zeroth::fastest_gather(world, 5000, zeroth::gather_collectively(),
+                                                    zeroth::gather_by_messages(), copies);
             chosen[rank] = any.chosen();
             expect(any.times()[any.chosen()] == *std::min_element(any.times().begin(), any.times().end()), "not it");
-            std::vector<int> all(static_cast<std::size_t>(3 * n), -1);
-            for (std::size_t i = 0; i < 3; ++i) { all[3 * rank + i] = static_cast<int>(10 * rank + i); }
-            any(world, view<int>(all), part{3 * rank, 3});
-            for (std::size_t i = 0; i < all.size(); ++i) {
-                expect(all[i] == static_cast<int>(10 * (i / 3) + i % 3), "element {} is {}", i, all[i]);
-            }
+            const auto expect_gathers = [&](const auto& way) {
+                std::vector<int> all(static_cast<std::size_t>(3 * n), -1);
+                for (std::size_t i = 0; i < 3; ++i) { all[3 * rank + i] = static_cast<int>(10 * rank + i); }
+                way(world, view<int>(all), part{3 * rank, 3});
+                for (std::size_t i = 0; i < all.size(); ++i) {
+                    expect(all[i] == static_cast<int>(10 * (i / 3) + i % 3), "element {} is {}", i, all[i]);
+                }
+            };
+            expect_gathers(any);
+            // By the caller's choice: that way alone, and it must be there.
+            const auto broken = [](threads&, view<int>, part) { throw usage_error("another way than the one given"); };
+            expect_gathers(zeroth::gather_by_one_of(std::tuple(broken, copies, broken), 1));
+            const auto refused = [](auto make) {
+                try {
+                    make();
+                } catch (const usage_error& e) { return std::string(e.what()); }
+                return std::string();
+            };
+            const not_here nothing;
+            expect(refused([&] { zeroth::gather_by_one_of(std::tuple(copies, nothing), 1); }) ==
+                       "gather_by_one_of: way 1 is not available here",
+                   "a way that is not available was taken");
+            expect(!refused([&] { zeroth::gather_by_one_of(std::tuple(copies), 1); }).empty(),
+                   "there is no second way");
+            const auto without = zeroth::fastest_gather(world, 5000, nothing, late(0));
+            expect(without.chosen() == 1 && std::isinf(without.times()[0]), "what is not available was measured");
         });
         for (const std::size_t c : chosen) { CHECK(c == chosen[0]); }
     }

@@ -8,9 +8,11 @@
 #include <condition_variable>  // ranks that wait
 #include <cstddef>             // size_t
 #include <cstdint>             // devices
+#include <map>                 // boards
 #include <memory>              // shared by ranks
 #include <mutex>               // words
 #include <optional>            // events
+#include <random>              // keys
 #include <string>              // the first cause
 #include <string_view>         // texts
 #include <utility>             // move
@@ -19,7 +21,7 @@
 #include <tutti/comm/communicator.hpp>  // memory_of
 #include <tutti/core/deadline.hpp>      // after
 #include <tutti/core/elementwise.hpp>   // copy
-#include <tutti/core/error.hpp>         // timeout_error
+#include <tutti/core/error.hpp>         // usage_error, timeout_error
 #include <tutti/core/partition.hpp>     // part
 #include <tutti/core/text.hpp>          // formatted
 #include <tutti/core/view.hpp>          // view
@@ -40,6 +42,29 @@ public:
     explicit peer_board(int ranks)
         : rounds_(static_cast<std::size_t>(ranks)), words_{{std::vector<word>(rounds_.size()), {}}} {
         words_[1].resize(rounds_.size());
+    }
+    /// One for all ranks of `c`, where they are threads of this process; else null. Collective.
+    template <communicator C> [[nodiscard]] static std::shared_ptr<peer_board> among_threads(C& c) {
+        static std::mutex one_at_a_time;
+        static std::map<std::uint64_t, std::weak_ptr<peer_board>> boards;  // of this process, while ranks look for them
+        std::shared_ptr<peer_board> board;
+        std::uint64_t key = 0;
+        if (c.rank() == 0) {
+            std::random_device draw;
+            key = std::uint64_t{draw()} << 32 | draw();  // which no other process has
+            board = std::make_shared<peer_board>(c.size());
+            const std::lock_guard lock(one_at_a_time);
+            boards[key] = board;
+        }
+        key = c.gather_control({key, 0, 0, 0}).front()[0];
+        {
+            const std::lock_guard lock(one_at_a_time);
+            if (const auto found = boards.find(key); found != boards.end()) { board = found->second.lock(); }
+        }
+        c.barrier();  // all have looked
+        const std::lock_guard lock(one_at_a_time);
+        boards.erase(key);
+        return board;
     }
     /// Collective: all ranks' words. Two rounds' are kept: who begins the next but one knows that all have left this one.
     [[nodiscard]] std::vector<word> exchange(int rank, word mine) {
@@ -76,29 +101,39 @@ private:
 
 /// Every rank copies the others' parts out of their memory.
 ///
-/// Semantics    for ranks that are threads of one process and share `board`; made by all of them. Parts are read behind
-///              what their ranks have enqueued, and nobody writes on before all have read.
+/// Semantics    for ranks that are threads of one process. over() is collective, and finds out whether they are, and
+///              whether their devices can read each other's memory: else what it returns is not available(), on no rank.
+///              Parts are read behind what their ranks have enqueued, and nobody writes on before all have read.
 /// Determinism  the bits of the other gathers.
 /// Cost         (N-1)/N of a block over the links between devices, by one copy a rank, and no kernel. The host meets the
 ///              other ranks twice a call.
-/// Errors       backend_error where devices cannot read each other's memory; aborted_error when a rank has failed;
-///              timeout_error naming ranks that do not come.
+/// Errors       of a call: usage_error where it is not available; aborted_error when a rank has failed; timeout_error
+///              naming ranks that do not come.
 template <queue Q> class gather_by_copies {
     std::shared_ptr<peer_board<Q>> board_;
 
 public:
-    template <communicator C> gather_by_copies(C& c, std::shared_ptr<peer_board<Q>> board) : board_(std::move(board)) {
-        if constexpr (requires(const Q& q) { Q::share(q.device(), q.device()); }) {
-            const int mine = c.queue().device();
-            for (const auto& of : c.gather_control({static_cast<std::uint64_t>(mine), 0, 0, 0})) {
-                Q::share(mine, static_cast<int>(of[0]));
-            }
-        }
-        c.barrier();
+    gather_by_copies() = default;  // not available
+    template <communicator C> [[nodiscard]] static gather_by_copies over(C& c) {
+        gather_by_copies made;
+        std::shared_ptr<peer_board<Q>> board = peer_board<Q>::among_threads(c);
+        const bool mine = reaches(c) && board != nullptr;
+        bool all = true;
+        for (const auto& r : c.gather_control({static_cast<std::uint64_t>(mine), 0, 0, 0})) { all = all && r[0] != 0; }
+        if (all) { made.board_ = std::move(board); }
+        return made;
     }
-    void abort(std::string_view why) const noexcept { board_->abort(why); }
+    [[nodiscard]] bool available() const noexcept { return board_ != nullptr; }
+
+    void abort(std::string_view why) const noexcept {
+        if (board_ != nullptr) { board_->abort(why); }
+    }
 
     template <communicator C, class T> void operator()(C& c, view<T, memory_of<C>> all, part own) const {
+        if (board_ == nullptr) {
+            throw usage_error(
+                "gather_by_copies: ranks are of several processes, or a device cannot read another's memory");
+        }
         const Q q = c.queue();
         const auto n = static_cast<std::size_t>(c.size());
         const auto me = static_cast<std::size_t>(c.rank());
@@ -111,6 +146,23 @@ public:
         }
         const auto read = board_->exchange(c.rank(), {nullptr, q.record()});
         for (std::size_t step = 1; step < n; ++step) { q.wait(*read[(me + step) % n].behind); }
+    }
+
+private:
+    // Lets all others read this rank's memory; on the host they can.
+    template <communicator C> [[nodiscard]] static bool reaches(C& c) {
+        if constexpr (requires(const Q& q) { Q::share(q.device(), q.device()); }) {
+            const int mine = c.queue().device();
+            bool all = true;
+            for (const auto& of : c.gather_control({static_cast<std::uint64_t>(mine), 0, 0, 0})) {
+                try {
+                    Q::share(mine, static_cast<int>(of[0]));
+                } catch (const backend_error&) { all = false; }
+            }
+            return all;
+        } else {
+            return true;
+        }
     }
 };
 

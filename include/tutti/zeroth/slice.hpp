@@ -4,11 +4,12 @@
 // ZeRO-Infinity, arXiv:2104.07857.
 #pragma once
 
-#include <algorithm>    // max, min_element
+#include <algorithm>    // max, min_element, transform
 #include <array>        // times
 #include <bit>          // times as records
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
+#include <limits>       // not available
 #include <string_view>  // texts
 #include <tuple>        // ways
 #include <utility>      // move
@@ -18,8 +19,10 @@
 #include <tutti/core/buffer.hpp>        // what is measured
 #include <tutti/core/deadline.hpp>      // clock_type
 #include <tutti/core/elementwise.hpp>   // fill
+#include <tutti/core/error.hpp>         // usage_error
 #include <tutti/core/partition.hpp>     // part
 #include <tutti/core/state.hpp>         // hash_bytes
+#include <tutti/core/text.hpp>          // formatted
 #include <tutti/core/view.hpp>          // view
 #include <tutti/schedule/lane.hpp>      // lane
 
@@ -35,6 +38,14 @@ struct whole {
 };
 
 namespace detail {
+// What not all ranks can do everywhere says so.
+template <class Gather> [[nodiscard]] bool is_available(const Gather& gather) noexcept {
+    if constexpr (requires { gather.available(); }) {
+        return gather.available();
+    } else {
+        return true;
+    }
+}
 // Where ranks wait for each other by other means than their communicator.
 template <class Gather> void abort_gather(const Gather& gather, std::string_view why) noexcept {
     if constexpr (requires { gather.abort(why); }) { gather.abort(why); }
@@ -64,57 +75,75 @@ struct gather_by_messages {
     }
 };
 
-/// Whichever of several ways is fastest for blocks of a size: all are measured when it is made.
+/// One of several ways, which is known when the program runs.
 ///
-/// Semantics    collective; all ranks take the same way, that whose slowest rank takes least.
-/// Determinism  of what is gathered: the same bits each way. Which it is depends on the machine, and may on the day.
-/// Cost         a block's memory while it measures; five gathers each way.
-template <class... Ways> class gather_as_measured {
+/// Determinism  of what is gathered: the same bits each way.
+/// Errors       usage_error for a way that is not there, or not available.
+template <class... Ways> class gather_by_one_of {
     static_assert(sizeof...(Ways) >= 1 && sizeof...(Ways) <= 4, "between one and four ways are compared");
     std::tuple<Ways...> ways_;
     std::array<double, sizeof...(Ways)> times_{};
-    std::size_t best_ = 0;
+    std::size_t chosen_ = 0;
 
 public:
-    template <communicator C>
-    gather_as_measured(C& c, std::size_t block_bytes, Ways... ways) : ways_(std::move(ways)...) {
-        constexpr int repeats = 4;
-        const auto n = static_cast<std::size_t>(c.size());
-        const std::size_t each = std::max<std::size_t>(block_bytes / sizeof(float) / n, 1);
-        const buffer<float, queue_of<C>> all(c.queue(), n * each);
-        fill(c.queue(), all.view(), 0.0f);
-        const part own{static_cast<std::size_t>(c.rank()) * each, each};
-        const auto measure = [&](const auto& way) {
-            way(c, all.view(), own);
-            c.synchronize();
-            const auto begin = clock_type::now();
-            for (int i = 0; i < repeats; ++i) { way(c, all.view(), own); }
-            c.synchronize();
-            return std::bit_cast<std::uint64_t>(seconds(clock_type::now() - begin) / repeats);
-        };
-        comm::control_record mine{};
-        std::apply([&, i = std::size_t{0}](const auto&... way) mutable { ((mine[i++] = measure(way)), ...); }, ways_);
-        for (const comm::control_record& r : c.gather_control(mine)) {
-            for (std::size_t i = 0; i < times_.size(); ++i) {
-                times_[i] = std::max(times_[i], std::bit_cast<double>(r[i]));
-            }
-        }
-        best_ = static_cast<std::size_t>(std::min_element(times_.begin(), times_.end()) - times_.begin());
+    /// Way `which` of them; `times` are the seconds of each, where they were measured. The same on all ranks.
+    explicit gather_by_one_of(std::tuple<Ways...> ways, std::size_t which,
+                              const std::array<double, sizeof...(Ways)>& times = {})
+        : ways_(std::move(ways)), times_(times), chosen_(which) {
+        bool there = false;
+        std::apply(
+            [&, i = std::size_t{0}](const auto&... way) mutable {
+                ((there = there || (i++ == which && detail::is_available(way))), ...);
+            },
+            ways_);
+        if (!there) { throw usage_error(formatted("gather_by_one_of: way {} is not available here", which)); }
     }
-    /// Which of them it is, and the seconds of each by its slowest rank.
-    [[nodiscard]] std::size_t chosen() const noexcept { return best_; }
+    [[nodiscard]] std::size_t chosen() const noexcept { return chosen_; }
     [[nodiscard]] const std::array<double, sizeof...(Ways)>& times() const noexcept { return times_; }
 
     void abort(std::string_view why) const noexcept {
         std::apply([&](const auto&... way) { (detail::abort_gather(way, why), ...); }, ways_);
     }
     template <communicator C, class T> void operator()(C& c, view<T, memory_of<C>> all, part own) const {
-        std::apply(
-            [&, i = std::size_t{0}](const auto&... way) mutable { ((i++ == best_ ? way(c, all, own) : void()), ...); },
-            ways_);
+        std::apply([&, i = std::size_t{0}](
+                       const auto&... way) mutable { ((i++ == chosen_ ? way(c, all, own) : void()), ...); },
+                   ways_);
     }
 };
-template <communicator C, class... Ways> gather_as_measured(C&, std::size_t, Ways...) -> gather_as_measured<Ways...>;
+
+/// The fastest of several ways for blocks of a size: each that is available is measured.
+///
+/// Semantics    collective; all ranks take the same way, that whose slowest rank takes least. `times` of what is returned
+///              are of the slowest rank, infinite where a way is not available.
+/// Determinism  of what is gathered. Which way it is depends on the machine, and may on the day.
+/// Cost         a block's memory while it measures; five gathers each way.
+template <communicator C, class... Ways>
+[[nodiscard]] gather_by_one_of<Ways...> fastest_gather(C& c, std::size_t block_bytes, Ways... ways) {
+    constexpr int repeats = 4;
+    const auto n = static_cast<std::size_t>(c.size());
+    const std::size_t each = std::max<std::size_t>(block_bytes / sizeof(float) / n, 1);
+    const buffer<float, queue_of<C>> all(c.queue(), n * each);
+    fill(c.queue(), all.view(), 0.0f);
+    const part own{static_cast<std::size_t>(c.rank()) * each, each};
+    const auto measure = [&](const auto& way) {
+        if (!detail::is_available(way)) { return std::numeric_limits<double>::infinity(); }
+        way(c, all.view(), own);
+        c.synchronize();
+        const auto begin = clock_type::now();
+        for (int i = 0; i < repeats; ++i) { way(c, all.view(), own); }
+        c.synchronize();
+        return seconds(clock_type::now() - begin) / repeats;
+    };
+    const std::array<double, sizeof...(Ways)> mine{measure(ways)...};
+    comm::control_record told{};
+    std::transform(mine.begin(), mine.end(), told.begin(), [](double t) { return std::bit_cast<std::uint64_t>(t); });
+    std::array<double, sizeof...(Ways)> times{};
+    for (const comm::control_record& r : c.gather_control(told)) {
+        for (std::size_t i = 0; i < times.size(); ++i) { times[i] = std::max(times[i], std::bit_cast<double>(r[i])); }
+    }
+    const auto best = static_cast<std::size_t>(std::min_element(times.begin(), times.end()) - times.begin());
+    return gather_by_one_of<Ways...>(std::tuple<Ways...>(std::move(ways)...), best, times);
+}
 
 /// Each rank of `C` moves its part: 1/N of a block up and down its own link, (N-1)/N received from the others.
 ///
