@@ -84,34 +84,33 @@ public:
                 const auto& s = this->shares_[i];
                 this->attend(s, t, query, block_of(blocks_.view(), i, s.before(t)), out, sums, log_sum_exp);
             },
-            [&](std::size_t i) { this->attend_alone(this->shares_[i], query, key, value, out, log_sum_exp); });
+            [&](std::size_t i) { this->attend_alone(i, 1, query, key, value, out, log_sum_exp); });
         this->finish_shared(sums, out);
     }
 
     void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
                   tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
                   tensor<T> d_value) {
-        this->backward_around(
-            d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
-            [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to,
-                const own_rows& own) {
-                this->reserve(gradients_, gathered_ * this->block_width());
-                this->reserve(returns_, returned_ * this->block_width());
-                const schedule::ticket<Q> gathered = gather(key, value);
-                for_each_step(
-                    gathered,
-                    [&](std::size_t i) {
-                        this->differentiate_own(this->shares_[i], rows, key, value, to, own, this->early_heads_[i],
-                                                false);
-                    },
-                    [&](std::size_t i, std::size_t t) {
-                        const auto& s = this->shares_[i];
-                        this->differentiate(s, t, rows, block_of(blocks_.view(), i, s.before(t)),
-                                            block_of(gradients_.view(), i, s.before(t)));
-                    },
-                    [&](std::size_t i) { this->differentiate_alone(this->shares_[i], rows, key, value, to); });
-                return_gradients(rows, key, value, own, to);
-            });
+        this->backward_around(d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
+                              [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to,
+                                  const own_rows& own) {
+                                  this->reserve(gradients_, gathered_ * this->block_width());
+                                  this->reserve(returns_, returned_ * this->block_width());
+                                  const schedule::ticket<Q> gathered = gather(key, value);
+                                  for_each_step(
+                                      gathered,
+                                      [&](std::size_t i) {
+                                          this->differentiate_own(this->shares_[i], rows, key, value, to, own,
+                                                                  this->early_heads_[i], false);
+                                      },
+                                      [&](std::size_t i, std::size_t t) {
+                                          const auto& s = this->shares_[i];
+                                          this->differentiate(s, t, rows, block_of(blocks_.view(), i, s.before(t)),
+                                                              block_of(gradients_.view(), i, s.before(t)));
+                                      },
+                                      [&](std::size_t i) { this->differentiate_alone(i, 1, rows, key, value, to); });
+                                  return_gradients(rows, key, value, own, to);
+                              });
     }
 
 private:

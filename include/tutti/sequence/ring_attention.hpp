@@ -90,7 +90,7 @@ class ring_attention : public detail::attention_engine<C, Block> {
     // Where the block of a ring is in each buffer, in tokens; rings of one rank have none.
     std::vector<std::size_t> first_;
     std::size_t traveling_ = 0;              // tokens of all blocks
-    std::vector<std::size_t> locals_;        // shares of one rank
+    std::vector<std::size_t> locals_;        // shares of one rank: the last ones
     std::vector<std::size_t> locals_until_;  // round -> how many of them are done behind it
     std::array<buffer<T, Q>, 2> blocks_;     // keys and values
     std::array<buffer<P, Q>, 2> gradients_;  // of keys and values, as they travel
@@ -178,8 +178,9 @@ public:
                                  log_sum_exp);
                 }
             }
-            for (; locals_done < locals_until(t); ++locals_done) {
-                this->attend_alone(this->shares_[locals_[locals_done]], query, key, value, out, log_sum_exp);
+            if (const std::size_t until = locals_until(t); locals_done < until) {
+                this->attend_alone(locals_[locals_done], until - locals_done, query, key, value, out, log_sum_exp);
+                locals_done = until;
             }
             moved.wait(this->queue_);
         }
@@ -216,8 +217,8 @@ public:
                             this->differentiate_own(s, rows, key, value, to, own, this->early_heads_[i], true);
                         }
                     });
-                    for (std::size_t i = 0; t == last && i < locals_.size(); ++i) {
-                        this->differentiate_alone(this->shares_[locals_[i]], rows, key, value, to);
+                    if (t == last && !locals_.empty()) {
+                        this->differentiate_alone(locals_.front(), locals_.size(), rows, key, value, to);
                     }
                     moved.wait(this->queue_);
                     each_ring([&](std::size_t i, const detail::ring_share& s) { take_gradients(t, i, s, own, to); });

@@ -8,6 +8,7 @@
 #include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <limits>       // infinity
+#include <span>         // lengths
 #include <type_traits>  // types of results
 #include <utility>      // move
 #include <vector>       // shares
@@ -58,11 +59,13 @@ protected:
     /// Has these from now on.
     void take(std::vector<ring_share> shares) {
         shares_ = std::move(shares);
+        own_tokens_.clear();
         tokens_ = 0;
         shared_ = 0;
         own_rounds_ = 1;
         std::size_t longest = 0;
         for (const ring_share& s : shares_) {
+            own_tokens_.push_back(s.mine.tokens());
             tokens_ += s.mine.tokens();
             if (s.members() > 1) { shared_ = tokens_; }  // rings of one rank are behind the others
             own_rounds_ = std::max(own_rounds_, s.members());
@@ -324,15 +327,41 @@ protected:
             finish(value_sums, to.value);
         }
     }
-    /// The same of one that no other rank has a part of.
-    void attend_alone(const ring_share& s, const tensor<const T>& query, const tensor<const T>& key,
+    /// Shares [first, first + count), of which no other rank has a part.
+    void attend_alone(std::size_t first, std::size_t count, const tensor<const T>& query, const tensor<const T>& key,
                       const tensor<const T>& value, const tensor<T>& out, const tensor<P>& log_sum_exp) {
-        attend_whole(s.rows_of(query), s.rows_of(key), s.rows_of(value), s.rows_of(out), s.rows_of(log_sum_exp));
+        if constexpr (packed_attention<Block>) {
+            const stretch_of_rows r = rows_of(first, count);
+            if (r.tokens == 0) { return; }
+            block_.forward(queue_,
+                           packed_forward_block<T, M>{r.lengths,
+                                                      {r.of(query), r.of(key), r.of(value), visibility{rule_, 0, 0},
+                                                       scale_, r.of(out), r.of(log_sum_exp)}});
+        } else {
+            for (std::size_t i = first; i < first + count; ++i) {
+                const ring_share& s = shares_[i];
+                attend_whole(s.rows_of(query), s.rows_of(key), s.rows_of(value), s.rows_of(out),
+                             s.rows_of(log_sum_exp));
+            }
+        }
     }
-    void differentiate_alone(const ring_share& s, const backward_rows& from, const tensor<const T>& key,
-                             const tensor<const T>& value, const gradient_tensors& to) {
-        differentiate_whole(from.rows(s.first_row, s.mine.tokens()), s.rows_of(key), s.rows_of(value),
-                            {s.rows_of(to.query), s.rows_of(to.key), s.rows_of(to.value)});
+    void differentiate_alone(std::size_t first, std::size_t count, const backward_rows& from,
+                             const tensor<const T>& key, const tensor<const T>& value, const gradient_tensors& to) {
+        if constexpr (packed_attention<Block>) {
+            const stretch_of_rows r = rows_of(first, count);
+            if (r.tokens == 0) { return; }
+            block_.backward(
+                queue_, packed_backward_block<T, M>{r.lengths,
+                                                    {r.of(from.query), r.of(key), r.of(value), visibility{rule_, 0, 0},
+                                                     scale_, r.of(from.d_out), r.of(from.out), r.of(from.log_sum_exp),
+                                                     r.of(from.delta), r.of(to.query), r.of(to.key), r.of(to.value)}});
+        } else {
+            for (std::size_t i = first; i < first + count; ++i) {
+                const ring_share& s = shares_[i];
+                differentiate_whole(from.rows(s.first_row, s.mine.tokens()), s.rows_of(key), s.rows_of(value),
+                                    {s.rows_of(to.query), s.rows_of(to.key), s.rows_of(to.value)});
+            }
+        }
     }
 
     /// Backward but for messages: work(rows, to, own) writes `to`, in whole where a sequence is this rank's alone; `own` is
@@ -370,6 +399,7 @@ protected:
     double scale_;
     Block block_;
     std::vector<ring_share> shares_;
+    std::vector<std::size_t> own_tokens_;  // by share
     std::size_t tokens_ = 0;
     std::size_t shared_ = 0;                // rows of sequences that other ranks have parts of: the first ones
     std::size_t own_rounds_ = 1;            // members of this rank's largest ring
@@ -379,6 +409,23 @@ protected:
     buffer<P, Q> key_sums_, value_sums_, whole_sums_;
 
 private:
+    // Rows of shares that lie one behind the other.
+    struct stretch_of_rows {
+        std::size_t first_row = 0, tokens = 0;
+        std::span<const std::size_t> lengths;
+        template <class U> [[nodiscard]] tensor<U> of(const tensor<U>& all) const noexcept {
+            return all.rows(first_row, tokens);
+        }
+    };
+    [[nodiscard]] stretch_of_rows rows_of(std::size_t first, std::size_t count) const noexcept {
+        stretch_of_rows r;
+        if (count == 0) { return r; }
+        r.first_row = shares_[first].first_row;
+        r.lengths = std::span<const std::size_t>(own_tokens_).subspan(first, count);
+        for (const std::size_t n : r.lengths) { r.tokens += n; }
+        return r;
+    }
+
     // Which of this rank's rows of a sequence see keys of a member, and which keys: its first ones.
     struct block_pair {
         std::size_t first_query, queries, keys;
