@@ -84,7 +84,9 @@ public:
                 const auto& s = this->shares_[i];
                 this->attend(s, t, query, block_of(blocks_.view(), i, s.before(t)), out, sums, log_sum_exp);
             },
-            [&](std::size_t i) { this->attend_alone(i, 1, query, key, value, out, log_sum_exp); });
+            [&](std::size_t first, std::size_t count) {
+                this->attend_alone(first, count, query, key, value, out, log_sum_exp);
+            });
         this->finish_shared(sums, out);
     }
 
@@ -108,7 +110,9 @@ public:
                                           this->differentiate(s, t, rows, block_of(blocks_.view(), i, s.before(t)),
                                                               block_of(gradients_.view(), i, s.before(t)));
                                       },
-                                      [&](std::size_t i) { this->differentiate_alone(i, 1, rows, key, value, to); });
+                                      [&](std::size_t first, std::size_t count) {
+                                          this->differentiate_alone(first, count, rows, key, value, to);
+                                      });
                                   return_gradients(rows, key, value, own, to);
                               });
     }
@@ -196,11 +200,12 @@ private:
         });
         return this->carry("keys and values", std::move(messages));
     }
-    // own(share): its own keys; alone(share): those that have no other members. other(share, step): once the keys of others
+    // own(share): its own keys; alone(first, count): shares that have no other members. other(share, step): once the keys of others
     // are there.
     template <class Own, class Other, class Alone>
     void for_each_step(const schedule::ticket<Q>& gathered, Own own, Other other, Alone alone) {
-        for (std::size_t i = 0; i < this->shares_.size(); ++i) { this->shares_[i].members() == 1 ? alone(i) : own(i); }
+        for (std::size_t i = 0; i < this->first_alone_; ++i) { own(i); }
+        alone(this->first_alone_, this->shares_.size() - this->first_alone_);
         gathered.wait(this->queue_);
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             for (std::size_t t = 1; t < this->shares_[i].members(); ++t) { other(i, t); }

@@ -45,11 +45,11 @@ struct packed_call {
 
 /// Calls of all sequences that have rows, those of the longest first.
 [[nodiscard]] inline std::vector<packed_call> packed_calls(std::span<const std::size_t> lengths) {
-    std::map<int, packed_call, std::greater<>> by_length;
+    std::map<std::size_t, packed_call, std::greater<>> by_length;
     std::size_t row = 0;
     for (const std::size_t n : lengths) {
         if (n != 0) {
-            packed_call& c = by_length[std::bit_width((n - 1) / 256)];
+            packed_call& c = by_length[static_cast<std::size_t>(std::bit_width((n - 1) / 256))];
             c.rows = std::max(c.rows, fused_rows(n));
             c.firsts.push_back(row);
             c.lengths.push_back(n);
