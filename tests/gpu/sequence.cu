@@ -38,7 +38,8 @@ using namespace tutti::sequence;
 
 #if TUTTI_TEST_CUDNN
 namespace tutti::test {
-std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs, std::size_t workspace = std::size_t{1} << 31);
+std::unique_ptr<fused_attention> cudnn_kernels(std::size_t graphs, std::size_t workspace = std::size_t{1} << 31,
+                                               bool deterministic = true);
 }  // namespace tutti::test
 #endif
 
@@ -525,6 +526,147 @@ TEST_CASE("bfloat16: tiles, and cuDNN where it is, are as near as 16 bits allow"
     CHECK((*counts)[1] > 0);
 #endif
 }
+
+#if TUTTI_TEST_CUDNN
+namespace {
+
+// Forward and backward of sequences one behind the other, as one packed block. Those of the problem lie between others,
+// and before rows, that are NaN in whole.
+solution in_one_pack(const cuda_queue& q, cuda_attention<brief>& kernel, const problem& p) {
+    using M = device_memory;
+    const brief nan = static_cast<brief>(std::numeric_limits<float>::quiet_NaN());
+    std::vector<std::size_t> lengths, firsts;
+    std::size_t tokens = 0;
+    for (const std::int64_t n : p.lengths) {
+        firsts.push_back(tokens);
+        lengths.insert(lengths.end(), {at(n), 70});
+        tokens += at(n) + 70;
+    }
+    const std::size_t rows = tokens + 300;  // more than are sequences
+    const std::size_t of_query = p.heads.query * p.heads.width, of_key = p.heads.kv * p.heads.width;
+    const std::size_t width = of_query + 2 * of_key + 8;
+    std::vector<brief> packed(rows * width, nan), gradients = packed, out(rows * of_query, nan), d_out = out;
+    std::vector<float> sums(rows * p.heads.query, std::numeric_limits<float>::quiet_NaN());
+    const auto part = [&](std::vector<brief>& v, std::size_t first, std::size_t heads) {
+        return token_view<brief>(view<brief>(v).sub(first, v.size() - first), tokens, heads, p.heads.width, width,
+                                 p.heads.width);
+    };
+    const auto query = [&](std::vector<brief>& v) { return part(v, 0, p.heads.query); };
+    const auto key = [&](std::vector<brief>& v) { return part(v, of_query, p.heads.kv); };
+    const auto value = [&](std::vector<brief>& v) { return part(v, of_query + of_key, p.heads.kv); };
+    const auto result = [&](std::vector<brief>& v) {
+        return token_view<brief>(view<brief>(v), tokens, p.heads.query, p.heads.width);
+    };
+    const auto numbers = [&](std::vector<float>& v) { return numbers_by_head(view<float>(v), tokens, p.heads.query); };
+    const auto each = [&](std::size_t s, const token_view<brief>& v, auto visit) {
+        for (std::size_t t = 0; t < at(p.lengths[s]); ++t) {
+            for (std::size_t h = 0; h < v.heads; ++h) {
+                for (std::size_t c = 0; c < v.width; ++c) {
+                    visit(v.at(firsts[s] + t, h)[c], (t * v.heads + h) * v.width + c);
+                }
+            }
+        }
+    };
+    for (std::size_t s = 0; s < p.lengths.size(); ++s) {
+        const auto from = [](const std::vector<double>& x) {
+            return [&x](brief& y, std::size_t i) { y = static_cast<brief>(static_cast<float>(x[i])); };
+        };
+        each(s, query(packed), from(p.query[s]));
+        each(s, key(packed), from(p.key[s]));
+        each(s, value(packed), from(p.value[s]));
+        each(s, result(d_out), from(p.d_out[s]));
+    }
+    const mirrored<brief> there(q, packed), d_out_there(q, d_out);
+    mirrored<brief> out_there(q, out), gradients_there(q, gradients);
+    mirrored<float> sums_there(q, sums);
+    const visibility seen{p.rule, 0, 0};
+    kernel.forward(q,
+                   packed_forward_block<brief, M>{lengths,
+                                                  {there(query(packed)), there(key(packed)), there(value(packed)), seen,
+                                                   p.scale, out_there(result(out)), sums_there(numbers(sums))}});
+    kernel.backward(q, packed_backward_block<brief, M>{lengths,
+                                                       {there(query(packed)),
+                                                        there(key(packed)),
+                                                        there(value(packed)),
+                                                        seen,
+                                                        p.scale,
+                                                        d_out_there(result(d_out)),
+                                                        out_there(result(out)),
+                                                        sums_there(numbers(sums)),
+                                                        {},
+                                                        gradients_there(query(gradients)),
+                                                        gradients_there(key(gradients)),
+                                                        gradients_there(value(gradients))}});
+    out_there.fetch();
+    gradients_there.fetch();
+    sums_there.fetch();
+    solution s(p);
+    for (std::size_t i = 0; i < p.lengths.size(); ++i) {
+        const auto to = [](std::vector<double>& x) {
+            return [&x](const brief& y, std::size_t k) { x[k] = static_cast<double>(static_cast<float>(y)); };
+        };
+        each(i, result(out), to(s.out[i]));
+        each(i, query(gradients), to(s.d_query[i]));
+        each(i, key(gradients), to(s.d_key[i]));
+        each(i, value(gradients), to(s.d_value[i]));
+        for (std::size_t t = 0; t < at(p.lengths[i]); ++t) {
+            for (std::size_t h = 0; h < p.heads.query; ++h) {
+                s.log_sum_exp[i][t * p.heads.query + h] = static_cast<double>(*numbers(sums).at(firsts[i] + t, h));
+            }
+        }
+    }
+    // Nothing was written beside the rows of sequences.
+    bool untouched = true;
+    for (std::size_t row = 0; row < rows; ++row) {
+        for (std::size_t c = row < tokens ? width - 8 : 0; c < width; ++c) {
+            untouched = untouched && std::memcmp(&gradients[row * width + c], &nan, sizeof nan) == 0;
+        }
+        for (std::size_t c = 0; row >= tokens && c < of_query; ++c) {
+            untouched = untouched && std::memcmp(&out[row * of_query + c], &nan, sizeof nan) == 0;
+        }
+    }
+    CHECK(untouched);
+    return s;
+}
+
+}  // namespace
+
+TEST_CASE("bfloat16: packed sequences are as near as 16 bits allow, in few calls, whatever lies beside them") {
+    require_device();
+    const cuda_queue q;
+    // 3 calls of sequences of like length, each of 4 and of as many that are NaN; these are all short.
+    const std::vector<std::int64_t> lengths{300, 1, 77, 600, 128, 0, 257, 530, 1023, 5};
+    for (const bool deterministic : {true, false}) {
+        const auto counts = std::make_shared<tally>();
+        cuda_attention<brief> kernel(
+            std::make_unique<counting>(cudnn_kernels(64, std::size_t{1} << 31, deterministic), counts));
+        for (const attention_heads heads : {attention_heads{4, 4, 128}, attention_heads{4, 2, 64}}) {
+            for (const mask rule : {mask::causal, mask::full}) {
+                problem p(heads, lengths, rule, 29);
+                p.round_to<brief>();
+                const solution reference = solved_directly(p);
+                CAPTURE(deterministic);
+                CAPTURE(heads.kv);
+                CAPTURE(static_cast<int>(rule));
+                (*counts)[0] = (*counts)[1] = 0;
+                const solution got = in_one_pack(q, kernel, p);
+                MESSAGE("packed: ", (*counts)[0].load(), " calls, ", (*counts)[1].load(), " refused");
+                CHECK(between(got.out, reference.out).relative <= 4e-3);
+                CHECK(between(got.log_sum_exp, reference.log_sum_exp).relative <= 1e-5);
+                CHECK(between(got.d_query, reference.d_query).relative <= 4e-3);
+                CHECK(between(got.d_key, reference.d_key).relative <= 4e-3);
+                CHECK(between(got.d_value, reference.d_value).relative <= 4e-3);
+                if (!deterministic) {
+                    CHECK((*counts)[0] == 6);
+                    CHECK((*counts)[1] == 0);
+                } else {
+                    CHECK(same_bits(got, in_one_pack(q, kernel, p)));
+                }
+            }
+        }
+    }
+}
+#endif
 
 namespace {
 

@@ -5,9 +5,10 @@
 
 namespace tutti::test {
 
-std::unique_ptr<sequence::fused_attention> cudnn_kernels(std::size_t graphs, std::size_t workspace) {
+std::unique_ptr<sequence::fused_attention> cudnn_kernels(std::size_t graphs, std::size_t workspace,
+                                                         bool deterministic) {
     return std::make_unique<sequence::cudnn_attention>(
-        sequence::cudnn_options{.graphs = graphs, .workspace = workspace});
+        sequence::cudnn_options{.graphs = graphs, .deterministic = deterministic, .workspace = workspace});
 }
 
 }  // namespace tutti::test

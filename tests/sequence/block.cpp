@@ -1,17 +1,20 @@
-// Attention of blocks on the host, the merge of partial results, and the tokens of a ring's members.
+// Attention of blocks on the host, the merge of partial results, the tokens of a ring's members, and packed calls.
 #include <doctest/doctest.h>  // checks
 
-#include <cmath>    // exp, log
-#include <cstddef>  // size_t
-#include <cstdint>  // positions
-#include <limits>   // infinity
-#include <numeric>  // iota
-#include <vector>   // data
+#include <algorithm>  // count
+#include <cmath>      // exp, log
+#include <cstddef>    // size_t
+#include <cstdint>    // positions
+#include <limits>     // infinity
+#include <numeric>    // iota
+#include <set>        // shapes of calls
+#include <vector>     // data
 
-#include <sequence/problem.hpp>                  // direct solution
-#include <tutti/sequence/detail/ring_share.hpp>  // member_tokens
-#include <tutti/sequence/host_attention.hpp>     // under test
-#include <tutti/sequence/token_operations.hpp>   // merge
+#include <sequence/problem.hpp>                    // direct solution
+#include <tutti/sequence/detail/packed_calls.hpp>  // under test
+#include <tutti/sequence/detail/ring_share.hpp>    // member_tokens
+#include <tutti/sequence/host_attention.hpp>       // under test
+#include <tutti/sequence/token_operations.hpp>     // merge
 
 using namespace tutti;
 using namespace tutti::test;
@@ -286,6 +289,51 @@ TEST_CASE("every token of a ring belongs to one member, and members do equal wor
     }
     // Products of lengths and chunks beyond 64 bits: SandAI-org/MagiAttention#169 counted bytes in 32.
     CHECK(sequence::detail::member_tokens(std::int64_t{1} << 40, 16, 3).tokens() == std::size_t{1} << 36);
+}
+
+TEST_CASE("packed calls are of sequences of like length, each row of which is in one of them") {
+    using sequence::detail::fused_rows;
+    using sequence::detail::in_steps;
+    std::size_t previous = 0;
+    for (std::size_t n = 1; n <= 5000; ++n) {  // at most a quarter more, and four numbers an octave
+        const std::size_t m = in_steps(n);
+        CHECK((m >= n && 4 * m <= 5 * n && m >= previous && in_steps(m) == m));
+        previous = m;
+    }
+    std::set<std::size_t> numbers;
+    for (std::size_t n = 65; n <= 128; ++n) { numbers.insert(in_steps(n)); }
+    CHECK(numbers == std::set<std::size_t>{80, 96, 112, 128});
+
+    const std::vector<std::size_t> lengths{300, 0, 1, 256, 257, 9000, 512, 513, 4097, 8192, 2, 3, 4, 5, 6, 7, 8};
+    const auto calls = sequence::detail::packed_calls(lengths);
+    std::vector<char> covered(23163, 0);
+    std::size_t longest = std::numeric_limits<std::size_t>::max();
+    for (const auto& c : calls) {
+        CHECK(std::is_sorted(c.firsts.begin(), c.firsts.end()));
+        const std::size_t most = *std::max_element(c.lengths.begin(), c.lengths.end());
+        const std::size_t least = *std::min_element(c.lengths.begin(), c.lengths.end());
+        CHECK(c.rows == fused_rows(most));
+        CHECK(most < longest);
+        CHECK((most <= 256 || 2 * least > most));
+        longest = least;
+        std::vector<std::int64_t> offsets;
+        std::vector<std::int32_t> tokens;
+        c.append_offsets(1000, offsets);
+        c.append_lengths(tokens);
+        REQUIRE(tokens.size() == in_steps(c.lengths.size()));
+        REQUIRE(offsets.size() == tokens.size() + 1);
+        for (std::size_t i = 0; i < tokens.size(); ++i) {
+            CHECK(offsets[i] % 1000 == 0);
+            for (std::int64_t t = 0; t < tokens[i]; ++t) { ++covered[at(offsets[i] / 1000 + t)]; }
+            if (i >= c.lengths.size()) { CHECK((tokens[i] == 0 && offsets[i] == offsets.back())); }
+        }
+    }
+    CHECK(std::count(covered.begin(), covered.end(), 1) == 23163);
+    CHECK(sequence::detail::packed_calls({}).empty());
+    // Numbers beyond 32 bits.
+    std::vector<std::int64_t> offsets;
+    sequence::detail::packed_call{1 << 20, {1 << 20}, {1 << 20}}.append_offsets(12288, offsets);
+    CHECK(offsets == std::vector<std::int64_t>{(std::int64_t{1} << 20) * 12288, (std::int64_t{2} << 20) * 12288});
 }
 
 TEST_CASE("a view of tokens that leaves its memory is refused") {

@@ -1,8 +1,10 @@
 // Attention over rings in float, and of 16-bit numbers with sums in float: how far from the exact result.
 #include <doctest/doctest.h>  // checks
 
+#include <atomic>       // calls
 #include <cstddef>      // size_t
 #include <cstdint>      // bytes
+#include <span>         // lengths
 #include <type_traits>  // engines
 #include <utility>      // move
 #include <vector>       // distances
@@ -87,6 +89,43 @@ private:
 };
 static_assert(final_attention<willing> && !final_attention<host_attention<tutti::bfloat16>>);
 
+// Takes packed blocks as well: sequence by sequence, but it is one call.
+struct packing : willing {
+    using willing::backward;
+    using willing::forward;
+    inline static std::atomic<int> calls = 0, sequences = 0;
+    void forward(host_queue q, const packed_forward_block<T, host_memory>& b) {
+        each(b.lengths, b.all.query.tokens, [&](std::size_t first, std::size_t n) {
+            const auto of = [&](const auto& v) { return v.rows(first, n); };
+            const auto& a = b.all;
+            willing::forward(q, final_forward_block<T, host_memory>{of(a.query), of(a.key), of(a.value), a.seen,
+                                                                    a.scale, of(a.out), of(a.log_sum_exp)});
+        });
+    }
+    void backward(host_queue q, const packed_backward_block<T, host_memory>& b) {
+        each(b.lengths, b.all.query.tokens, [&](std::size_t first, std::size_t n) {
+            const auto of = [&](const auto& v) { return v.rows(first, n); };
+            const auto& a = b.all;
+            willing::backward(q, final_backward_block<T, host_memory>{
+                                     of(a.query), of(a.key), of(a.value), a.seen, a.scale, of(a.d_out), of(a.out),
+                                     of(a.log_sum_exp), of(a.delta), of(a.d_query), of(a.d_key), of(a.d_value)});
+        });
+    }
+
+private:
+    template <class F> static void each(std::span<const std::size_t> lengths, std::size_t tokens, F f) {
+        ++calls;
+        std::size_t first = 0;
+        for (const std::size_t n : lengths) {
+            ++sequences;
+            f(first, n);
+            first += n;
+        }
+        expect(first == tokens, "lengths of {} rows, there are {}", first, tokens);
+    }
+};
+static_assert(packed_attention<packing> && !packed_attention<willing>);
+
 // Rounds what it makes of any block, and computes delta by itself, as libraries do.
 struct rounding : willing {
     static constexpr bool rounds_blocks = true;
@@ -109,7 +148,8 @@ static_assert(rounds_blocks<rounding> && !rounds_blocks<willing>);
 }  // namespace
 
 TEST_CASE("final blocks and gradients that kernels start change no bit") {
-    const placement where = placed({1, 3}, {61, 20, 1, 5, 33, 0}, {{0, 1, 2}, {1}, {2, 0}, {2, 1}, {0}, {}});
+    const placement where =
+        placed({1, 3}, {61, 20, 1, 5, 33, 0, 7, 2, 12}, {{0, 1, 2}, {1}, {2, 0}, {2, 1}, {0}, {}, {1}, {0}, {1}});
     for (const mask rule : {mask::causal, mask::full}) {
         problem p({4, 2, 16}, where.lengths, rule, 9);
         p.round_to<tutti::bfloat16>();
@@ -122,10 +162,19 @@ TEST_CASE("final blocks and gradients that kernels start change no bit") {
         const solution reference = solved(std::type_identity<plain>());
         const solution by_ring = solved(std::type_identity<ring_attention<comm::threads, willing>>());
         const solution gathered = solved(std::type_identity<gather_attention<comm::threads, willing>>());
+        packing::calls = packing::sequences = 0;
+        const solution packed = solved(std::type_identity<gather_attention<comm::threads, packing>>());
+        // Rank 0 has two sequences by itself, rank 1 has three, rank 2 none: a call of each of the two a direction.
+        CHECK(packing::sequences == 2 * 5);
+        CHECK(packing::calls == 2 * 2);
+        const solution packed_by_ring = solved(std::type_identity<ring_attention<comm::threads, packing>>());
+        CHECK(packing::sequences == 4 * 5);
         for (const auto which :
              {&solution::out, &solution::log_sum_exp, &solution::d_query, &solution::d_key, &solution::d_value}) {
             CHECK(by_ring.*which == reference.*which);
             CHECK(gathered.*which == reference.*which);
+            CHECK(packed.*which == reference.*which);
+            CHECK(packed_by_ring.*which == reference.*which);
         }
     }
 }

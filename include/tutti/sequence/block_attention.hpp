@@ -4,7 +4,9 @@
 
 #include <algorithm>  // clamp
 #include <concepts>   // movable
+#include <cstddef>    // size_t
 #include <cstdint>    // positions
+#include <span>       // lengths
 
 #include <tutti/core/element.hpp>         // accumulator_t
 #include <tutti/core/queue.hpp>           // queue
@@ -70,6 +72,17 @@ template <floating_element T, memory M> struct final_backward_block {
     token_view<T, M> d_query, d_key, d_value;
 };
 
+/// The same of several sequences, one behind the other in the rows of `all`: sequence i has lengths[i] of them, and each
+/// attends to itself.
+template <floating_element T, memory M> struct packed_forward_block {
+    std::span<const std::size_t> lengths;
+    final_forward_block<T, M> all;
+};
+template <floating_element T, memory M> struct packed_backward_block {
+    std::span<const std::size_t> lengths;
+    final_backward_block<T, M> all;
+};
+
 /// A kernel of attention.
 ///
 /// Semantics    in the order of the queue. Logarithms are natural. A query that sees no key gets out 0 and log_sum_exp
@@ -100,6 +113,16 @@ concept final_attention = block_attention<B> &&
     requires(B& b, typename B::queue_type q,
              const final_forward_block<typename B::element_type, typename B::queue_type::memory_type>& f,
              const final_backward_block<typename B::element_type, typename B::queue_type::memory_type>& g) {
+    b.forward(q, f);
+    b.backward(q, g);
+};
+
+/// Does the kernel take packed blocks? One call is of many short sequences then.
+template <class B>
+concept packed_attention = final_attention<B> &&
+    requires(B& b, typename B::queue_type q,
+             const packed_forward_block<typename B::element_type, typename B::queue_type::memory_type>& f,
+             const packed_backward_block<typename B::element_type, typename B::queue_type::memory_type>& g) {
     b.forward(q, f);
     b.backward(q, g);
 };

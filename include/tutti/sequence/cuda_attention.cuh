@@ -2,34 +2,25 @@
 // Needs sequence/fused_attention, sequence/tiled_attention and nvcc.
 #pragma once
 
-#include <bit>       // bit_width
+#include <array>     // tables of both directions
 #include <concepts>  // same_as
 #include <cstddef>   // size_t
 #include <cstdint>   // counts of rows
 #include <memory>    // the library
 #include <utility>   // move
+#include <vector>    // packed calls
 
-#include <tutti/core/buffer.hpp>                // scratch
-#include <tutti/core/cuda_queue.hpp>            // cuda_queue
-#include <tutti/core/element.hpp>               // accumulator_t
-#include <tutti/core/stochastic_rounding.hpp>   // half_element
-#include <tutti/sequence/block_attention.hpp>   // forward_block, backward_block
-#include <tutti/sequence/fused_attention.hpp>   // fused_attention
-#include <tutti/sequence/tiled_attention.cuh>   // tiled_attention
-#include <tutti/sequence/token_operations.cuh>  // copy, add, fill
+#include <tutti/core/buffer.hpp>                   // scratch
+#include <tutti/core/cuda_queue.hpp>               // cuda_queue
+#include <tutti/core/element.hpp>                  // accumulator_t
+#include <tutti/core/stochastic_rounding.hpp>      // half_element
+#include <tutti/sequence/block_attention.hpp>      // forward_block, backward_block
+#include <tutti/sequence/detail/packed_calls.hpp>  // packed_calls
+#include <tutti/sequence/fused_attention.hpp>      // fused_attention
+#include <tutti/sequence/tiled_attention.cuh>      // tiled_attention
+#include <tutti/sequence/token_operations.cuh>     // copy, add, fill
 
 namespace tutti::sequence {
-
-namespace detail {
-
-/// Rows that a fused call for n rows has: 128 up to 1024, then four steps an octave, so that sequences of all lengths
-/// share few graphs. At most a quarter is padding.
-[[nodiscard]] constexpr std::size_t fused_rows(std::size_t n) noexcept {
-    const std::size_t step = n <= 1024 ? 128 : std::size_t{1} << (std::bit_width(n - 1) - 3);
-    return (n + step - 1) / step * step;
-}
-
-}  // namespace detail
 
 /// The block kernel of CUDA queues.
 ///
@@ -54,6 +45,23 @@ template <floating_element T> class cuda_attention {
     std::unique_ptr<buffer<P, cuda_queue>> results_;  // of final blocks that are computed as others are
     std::unique_ptr<buffer<P, cuda_queue>> deltas_;
     std::unique_ptr<buffer<std::int32_t, cuda_queue>> counts_;
+    // What packed calls of a direction are told of their sequences, on the host and the same on the device: the layers of
+    // a step have the same.
+    template <class U> struct table {
+        std::vector<U> here;
+        std::unique_ptr<buffer<U, cuda_queue>> there;
+        void set(const cuda_queue& q, std::vector<U> numbers) {
+            if (there != nullptr && numbers == here) { return; }
+            here = std::move(numbers);
+            reserve(q, there, here.size());
+            upload(q, view<const U>(here), there->view().sub(0, here.size()));
+        }
+    };
+    struct tables {
+        table<std::int64_t> offsets;
+        table<std::int32_t> lengths;
+    };
+    std::array<tables, 2> packed_;
 
 public:
     using element_type = T;
@@ -116,7 +124,24 @@ public:
         copy_tokens(q, d_value, b.d_value);
     }
 
+    void forward(const cuda_queue& q, const packed_forward_block<T, device_memory>& b) {
+        std::vector<detail::packed_call> rest = detail::packed_calls(b.lengths);
+        if constexpr (may_fuse) { rest = packed_forward(q, b.all, std::move(rest)); }
+        each(rest, [&](std::size_t first, std::size_t count) { forward(q, rows_of(b.all, first, count)); });
+    }
+    void backward(const cuda_queue& q, const packed_backward_block<T, device_memory>& b) {
+        std::vector<detail::packed_call> rest = detail::packed_calls(b.lengths);
+        if constexpr (may_fuse) { rest = packed_backward(q, b.all, std::move(rest)); }
+        each(rest, [&](std::size_t first, std::size_t count) { backward(q, rows_of(b.all, first, count)); });
+    }
+
 private:
+    // f(first row, rows) for each sequence of these calls.
+    template <class F> static void each(const std::vector<detail::packed_call>& calls, F f) {
+        for (const detail::packed_call& c : calls) {
+            for (std::size_t i = 0; i < c.firsts.size(); ++i) { f(c.firsts[i], c.lengths[i]); }
+        }
+    }
     // Keys that a fused call is about; 0: it cannot be one.
     template <class B> [[nodiscard]] std::size_t fused_keys(const B& b) const noexcept {
         if (fused_ == nullptr || b.query.empty() || b.key.empty()) { return 0; }
@@ -223,6 +248,125 @@ private:
         return b;
     }
 
+    [[nodiscard]] static final_forward_block<T, device_memory> rows_of(const final_forward_block<T, device_memory>& b,
+                                                                       std::size_t first, std::size_t count) noexcept {
+        return {
+            b.query.rows(first, count), b.key.rows(first, count),        b.value.rows(first, count), b.seen, b.scale,
+            b.out.rows(first, count),   b.log_sum_exp.rows(first, count)};
+    }
+    [[nodiscard]] static final_backward_block<T, device_memory> rows_of(const final_backward_block<T, device_memory>& b,
+                                                                        std::size_t first, std::size_t count) noexcept {
+        return {b.query.rows(first, count),
+                b.key.rows(first, count),
+                b.value.rows(first, count),
+                b.seen,
+                b.scale,
+                b.d_out.rows(first, count),
+                b.out.rows(first, count),
+                b.log_sum_exp.rows(first, count),
+                b.delta.rows(first, count),
+                b.d_query.rows(first, count),
+                b.d_key.rows(first, count),
+                b.d_value.rows(first, count)};
+    }
+
+    // The calls that the library has no kernel for. Tensors are used where they are, with the logarithms [row][head].
+    [[nodiscard]] std::vector<detail::packed_call> packed_forward(const cuda_queue& q,
+                                                                  const final_forward_block<T, device_memory>& b,
+                                                                  std::vector<detail::packed_call> calls) {
+        fused_call c = packed(b, false);
+        c.out = described(b.out);
+        if (!fusible(b, {&c.query, &c.key, &c.value, &c.out})) { return calls; }
+        const tensor<float> sums = sums_by_row(q, b.query);
+        c.log_sum_exp = sums.data;
+        calls = run_packed(q, c, {&c.query, &c.key, &c.value, &c.out}, std::move(calls));
+        copy_tokens(q, sums, b.log_sum_exp);
+        return calls;
+    }
+    [[nodiscard]] std::vector<detail::packed_call> packed_backward(const cuda_queue& q,
+                                                                   const final_backward_block<T, device_memory>& b,
+                                                                   std::vector<detail::packed_call> calls) {
+        fused_call c = packed(b, true);
+        c.out = described(b.out);
+        c.d_out = described(b.d_out);
+        c.d_query = described(b.d_query);
+        c.d_key = described(b.d_key);
+        c.d_value = described(b.d_value);
+        const std::vector<fused_tensor*> all{&c.query, &c.key,     &c.value, &c.out,
+                                             &c.d_out, &c.d_query, &c.d_key, &c.d_value};
+        if (!b.out.same_shape(b.query) || !fusible(b, all)) { return calls; }
+        const tensor<float> sums = sums_by_row(q, b.query);
+        c.log_sum_exp = sums.data;
+        copy_tokens(q, b.log_sum_exp, sums);
+        return run_packed(q, c, all, std::move(calls));
+    }
+    template <class B> [[nodiscard]] static fused_call packed(const B& b, bool backward) {
+        fused_call c;
+        c.element = dtype_of<T>;
+        c.heads = {b.query.heads, b.key.heads, b.query.width};
+        c.scale = b.scale;
+        c.backward = backward;
+        c.causal = b.seen.rule == mask::causal;
+        c.query = described(b.query);
+        c.key = described(b.key);
+        c.value = described(b.value);
+        return c;
+    }
+    template <class B>
+    [[nodiscard]] bool fusible(const B& b, const std::vector<fused_tensor*>& tensors) const noexcept {
+        if (fused_ == nullptr || b.query.empty() || b.seen.first_query != b.seen.first_key) { return false; }
+        for (const fused_tensor* t : tensors) {
+            if (!addressable(*t)) { return false; }
+        }
+        return true;
+    }
+    [[nodiscard]] tensor<float> sums_by_row(const cuda_queue& q, const tensor<const T>& query) {
+        const std::size_t numbers = query.tokens * query.heads;
+        reserve(q, sums_, numbers);
+        return tensor<float>(sums_->view().sub(0, numbers), query.tokens, query.heads, std::size_t{1});
+    }
+    [[nodiscard]] std::vector<detail::packed_call> run_packed(const cuda_queue& q, fused_call& c,
+                                                              const std::vector<fused_tensor*>& tensors,
+                                                              std::vector<detail::packed_call> calls) {
+        std::vector<std::int64_t> offsets;
+        std::vector<std::int32_t> lengths;
+        for (const detail::packed_call& p : calls) {
+            for (const fused_tensor* t : tensors) { p.append_offsets(t->token_stride, offsets); }
+            p.append_offsets(c.heads.query, offsets);
+            p.append_lengths(lengths);
+        }
+        tables& told = packed_[c.backward ? 1 : 0];
+        told.offsets.set(q, std::move(offsets));
+        told.lengths.set(q, std::move(lengths));
+        const std::int64_t* next = told.offsets.there->data();
+        const std::int32_t* counts = told.lengths.there->data();
+        std::vector<detail::packed_call> refused;
+        for (detail::packed_call& p : calls) {
+            c.sequences = p.sequences();
+            c.queries = c.keys = p.rows;
+            c.seen_queries = c.seen_keys = counts;
+            counts += c.sequences;
+            for (fused_tensor* t : tensors) {
+                t->offsets = next;
+                next += c.sequences + 1;
+            }
+            c.log_sum_exp_offsets = next;
+            next += c.sequences + 1;
+            if (!fused_->run(q, c)) { refused.push_back(std::move(p)); }
+        }
+        return refused;
+    }
+
+    // Can a library read and write it? Heads inside of tokens: else the strides, and so the graphs, would be others for
+    // each number of tokens.
+    [[nodiscard]] static bool addressable(const fused_tensor& t) noexcept {
+        return t.head_stride <= t.token_stride && t.token_stride % 8 == 0 && t.head_stride % 8 == 0 &&
+               reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+    }
+    [[nodiscard]] static fused_tensor described(const tensor<const T>& v) noexcept {
+        return {const_cast<T*>(v.data), v.token_stride, v.head_stride};
+    }
+
     // One call: its scratch, handed out piece by piece, and what goes in.
     class call {
         cuda_attention& owner_;
@@ -282,7 +426,7 @@ private:
         }
         // The tensor itself, or a copy that a library can read and that has as many rows as it is to have.
         [[nodiscard]] fused_tensor given(const tensor<const T>& v, std::size_t rows) {
-            if (readable(v, rows)) { return {const_cast<T*>(v.data), v.token_stride, v.head_stride}; }
+            if (readable(v, rows)) { return described(v); }
             const tensor<T> copy = scratch(rows, v.heads);
             copy_tokens(queue_, v, copy.rows(0, v.tokens));
             fill_tokens(queue_, copy.rows(v.tokens, rows - v.tokens), T{});
@@ -295,18 +439,13 @@ private:
             }
             return scratch(rows, result.heads);
         }
-        [[nodiscard]] static fused_tensor described(const tensor<T>& v) {
-            return {v.data, v.token_stride, v.head_stride};
-        }
         [[nodiscard]] tensor<float> sums() const {
             return numbers_by_head(owner_.sums_->view().sub(0, c.queries * c.heads.query), c.queries, c.heads.query);
         }
 
     private:
-        // Heads inside of tokens: else the strides, and so the graphs, would be others for each number of tokens.
         [[nodiscard]] static bool readable(const tensor<const T>& v, std::size_t rows) noexcept {
-            return v.tokens == rows && v.head_stride <= v.token_stride && v.token_stride % 8 == 0 &&
-                   v.head_stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(v.data) % 16 == 0;
+            return v.tokens == rows && addressable(described(v));
         }
     };
 
@@ -333,7 +472,7 @@ private:
         if (keys == 0) { return false; }
         call f(*this, q, b, keys, false);
         const tensor<T> out = f.written(b.out, f.c.queries);
-        f.c.out = f.described(out);
+        f.c.out = described(out);
         if (!fused_->run(q, f.c)) { return false; }
         deliver(q, out, b.out, true);
         copy_tokens(q, f.sums().rows(0, b.query.tokens), b.log_sum_exp);
@@ -349,9 +488,9 @@ private:
         const tensor<T> d_query = f.written(b.d_query, f.c.queries);
         const tensor<T> d_key = f.written(b.d_key.rows(0, keys), f.c.keys);
         const tensor<T> d_value = f.written(b.d_value.rows(0, keys), f.c.keys);
-        f.c.d_query = f.described(d_query);
-        f.c.d_key = f.described(d_key);
-        f.c.d_value = f.described(d_value);
+        f.c.d_query = described(d_query);
+        f.c.d_key = described(d_key);
+        f.c.d_value = described(d_value);
         fill_tokens(q, f.sums().rows(b.query.tokens, f.c.queries - b.query.tokens), 0.0f);
         copy_tokens(q, b.log_sum_exp, f.sums().rows(0, b.query.tokens));
         if (!fused_->run(q, f.c)) { return false; }
@@ -371,7 +510,7 @@ private:
         return true;
     }
 };
-static_assert(final_attention<cuda_attention<float>> && final_attention<cuda_attention<bfloat16>>);
+static_assert(packed_attention<cuda_attention<float>> && packed_attention<cuda_attention<bfloat16>>);
 
 template <> struct default_attention<cuda_queue> {
     template <floating_element T> using of = cuda_attention<T>;

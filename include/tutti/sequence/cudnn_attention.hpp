@@ -53,12 +53,13 @@ class cudnn_attention final : public fused_attention {
         d_keys_name,
         d_values_name,
         seen_queries_name,
-        seen_keys_name
+        seen_keys_name,
+        offsets_name = 100  ///< and the name of the tensor whose offsets they are
     };
     struct shape {
         dtype element;
         bool backward, causal, padded;
-        std::array<std::size_t, 5> extents;  // query heads, kv heads, width, queries, keys
+        std::array<std::size_t, 6> extents;  // query heads, kv heads, width, queries, keys, sequences
         std::uint64_t scale;
         std::array<std::size_t, 16> strides;
         friend auto operator<=>(const shape&, const shape&) = default;
@@ -136,6 +137,22 @@ public:
             arguments.insert({{seen_queries_name, const_cast<std::int32_t*>(c.seen_queries)},
                               {seen_keys_name, const_cast<std::int32_t*>(c.seen_keys)}});
         }
+        if (c.sequences != 0) {
+            const auto bind = [&](tensor_name of, const std::int64_t* offsets) {
+                arguments.insert({offsets_name + of, const_cast<std::int64_t*>(offsets)});
+            };
+            bind(queries_name, c.query.offsets);
+            bind(keys_name, c.key.offsets);
+            bind(values_name, c.value.offsets);
+            bind(out_name, c.out.offsets);
+            bind(sums_name, c.log_sum_exp_offsets);
+            if (c.backward) {
+                bind(d_out_name, c.d_out.offsets);
+                bind(d_queries_name, c.d_query.offsets);
+                bind(d_keys_name, c.d_key.offsets);
+                bind(d_values_name, c.d_value.offsets);
+            }
+        }
         expect_success(e.graph->execute(library_.handle, arguments, workspace_->data()), "cudnn: execute");
         return true;
     }
@@ -161,7 +178,7 @@ private:
                 c.backward,
                 c.causal,
                 c.seen_keys != nullptr,
-                {c.heads.query, c.heads.kv, c.heads.width, c.queries, c.keys},
+                {c.heads.query, c.heads.kv, c.heads.width, c.queries, c.keys, c.sequences},
                 std::bit_cast<std::uint64_t>(c.scale),
                 {}};
         std::size_t i = 0;
@@ -208,36 +225,48 @@ private:
         namespace fe = cudnn_frontend;
         using attributes = fe::graph::Tensor_attributes;
         const std::int64_t width = extent(c.heads.width);
+        const bool packed = c.sequences != 0;
+        const std::int64_t sequences = packed ? extent(c.sequences) : 1;
         const auto graph = std::make_shared<graph_type>();
         graph->set_io_data_type(c.element == dtype::bfloat16 ? fe::DataType_t::BFLOAT16 : fe::DataType_t::HALF)
             .set_intermediate_data_type(fe::DataType_t::FLOAT)
             .set_compute_data_type(fe::DataType_t::FLOAT);
         const auto extents = [&](std::size_t heads, std::size_t rows) {
-            return std::vector<std::int64_t>{1, extent(heads), extent(rows), width};
+            return std::vector<std::int64_t>{sequences, extent(heads), extent(rows), width};
+        };
+        // Where the sequences of a packed tensor begin.
+        const auto pack = [&](attributes& x, tensor_name id) {
+            if (!packed) { return; }
+            x.set_ragged_offset(graph->tensor(attributes()
+                                                  .set_name("offsets")
+                                                  .set_uid(offsets_name + id)
+                                                  .set_dim({sequences + 1, 1, 1, 1})
+                                                  .set_stride({1, 1, 1, 1})
+                                                  .set_data_type(fe::DataType_t::INT64)));
         };
         const auto strides = [&](const fused_tensor& t, std::size_t heads, std::size_t rows) {
-            // The batch is one: its stride is what lies behind all.
+            // Sequences of a batch are one, or where their offsets say: this stride is what lies behind all.
             const std::size_t last = (heads - 1) * t.head_stride + (rows - 1) * t.token_stride + c.heads.width;
             return std::vector<std::int64_t>{extent((last + 7) / 8 * 8), extent(t.head_stride), extent(t.token_stride),
                                              1};
         };
         const auto input = [&](const char* name, tensor_name id, const fused_tensor& t, std::size_t heads,
                                std::size_t rows) {
-            return graph->tensor(attributes()
-                                     .set_name(name)
-                                     .set_uid(id)
-                                     .set_dim(extents(heads, rows))
-                                     .set_stride(strides(t, heads, rows)));
+            auto x = attributes();
+            x.set_name(name).set_uid(id).set_dim(extents(heads, rows)).set_stride(strides(t, heads, rows));
+            pack(x, id);
+            return graph->tensor(x);
         };
         const auto result = [&](const std::shared_ptr<attributes>& x, tensor_name id, const fused_tensor& t,
                                 std::size_t heads, std::size_t rows) {
             x->set_output(true).set_uid(id).set_dim(extents(heads, rows)).set_stride(strides(t, heads, rows));
+            pack(*x, id);
         };
         const auto count = [&](const char* name, tensor_name id) {
             return graph->tensor(attributes()
                                      .set_name(name)
                                      .set_uid(id)
-                                     .set_dim({1, 1, 1, 1})
+                                     .set_dim({sequences, 1, 1, 1})
                                      .set_stride({1, 1, 1, 1})
                                      .set_data_type(fe::DataType_t::INT32));
         };
@@ -252,28 +281,26 @@ private:
         const auto q = input("queries", queries_name, c.query, c.heads.query, c.queries);
         const auto k = input("keys", keys_name, c.key, c.heads.kv, c.keys);
         const auto v = input("values", values_name, c.value, c.heads.kv, c.keys);
-        const std::vector<std::int64_t> sums_extents{1, extent(c.heads.query), extent(c.queries), 1};
-        const std::vector<std::int64_t> sums_strides{extent(c.heads.query * c.queries), extent(c.queries), 1, 1};
+        const std::int64_t heads = extent(c.heads.query);
+        const auto describe_sums = [&](attributes& x) {
+            x.set_uid(sums_name)
+                .set_dim({sequences, heads, extent(c.queries), 1})
+                .set_stride({heads * extent(c.queries), packed ? 1 : extent(c.queries), packed ? heads : 1, 1})
+                .set_data_type(fe::DataType_t::FLOAT);
+            pack(x, sums_name);
+        };
         if (!c.backward) {
             auto how = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
             configure(how);
             const auto outputs = graph->sdpa(q, k, v, how);
             result(outputs[0], out_name, c.out, c.heads.query, c.queries);
-            outputs[1]
-                ->set_output(true)
-                .set_uid(sums_name)
-                .set_dim(sums_extents)
-                .set_stride(sums_strides)
-                .set_data_type(fe::DataType_t::FLOAT);
+            describe_sums(outputs[1]->set_output(true));
         } else {
             const auto o = input("out", out_name, c.out, c.heads.query, c.queries);
             const auto d_o = input("gradient of out", d_out_name, c.d_out, c.heads.query, c.queries);
-            const auto sums = graph->tensor(attributes()
-                                                .set_name("logarithms of sums")
-                                                .set_uid(sums_name)
-                                                .set_dim(sums_extents)
-                                                .set_stride(sums_strides)
-                                                .set_data_type(fe::DataType_t::FLOAT));
+            auto described = attributes();
+            describe_sums(described.set_name("logarithms of sums"));
+            const auto sums = graph->tensor(described);
             auto how = fe::graph::SDPA_backward_attributes()
                            .set_name("attention backward")
                            .set_deterministic_algorithm(options_.deterministic);
@@ -292,6 +319,8 @@ private:
         expect_success(graph->build_plans(library_.handle), "cudnn: build_plans");
         std::int64_t bytes = 0;
         expect_success(graph->get_workspace_size(bytes), "cudnn: get_workspace_size");
+        // The deterministic form of a packed call may ask for the square of all rows; sequence by sequence it does not.
+        if (packed && options_.deterministic && static_cast<std::size_t>(bytes) > options_.workspace) { return {}; }
         return {graph, static_cast<std::size_t>(bytes), 0};
     }
 };

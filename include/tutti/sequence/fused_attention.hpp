@@ -19,6 +19,7 @@ struct fused_tensor {
     void* data = nullptr;
     std::size_t token_stride = 0;
     std::size_t head_stride = 0;
+    const std::int64_t* offsets = nullptr;  ///< of a packed call: of each sequence's first number, and one more
 };
 
 /// One call of a library.
@@ -26,8 +27,11 @@ struct fused_tensor {
 /// Shapes  queries, keys: rows that the tensors have, multiples of 128. seen_queries and seen_keys: how many of them
 ///         count, in the device's memory; null where all do. causal: query i sees keys [0, i], and there are as many
 ///         queries as keys.
-/// Units   log_sum_exp: natural logarithms, [query head][queries]. It and out are written by forward, and read by
-///         backward, to which they are of all keys that the queries attended to.
+/// Packed  where sequences is not 0, the call is of so many, each of which attends to itself, anywhere in the rows of the
+///         tensors: where offsets say, which like the counts are in the device's memory. queries and keys are rows of
+///         the longest then; one may have none. What is written is rows that count, and no others.
+/// Units   log_sum_exp: natural logarithms, [query head][queries], packed [row][query head]. It and out are written by
+///         forward, and read by backward, to which they are of all keys that the queries attended to.
 struct fused_call {
     dtype element = dtype::bfloat16;
     attention_heads heads{};
@@ -36,17 +40,19 @@ struct fused_call {
     bool causal = false;
     std::size_t queries = 0;
     std::size_t keys = 0;
+    std::size_t sequences = 0;
     const std::int32_t* seen_queries = nullptr;
     const std::int32_t* seen_keys = nullptr;
     fused_tensor query{}, key{}, value{}, out{};
     float* log_sum_exp = nullptr;
+    const std::int64_t* log_sum_exp_offsets = nullptr;
     fused_tensor d_out{}, d_query{}, d_key{}, d_value{};  ///< backward; what is written is not added to
 };
 
 /// Kernels of attention that a library has.
 ///
 /// Semantics    run: enqueues the call, or says that there is no kernel for it, having enqueued nothing. What it writes
-///              beyond the rows that count is unspecified.
+///              beyond the rows that count is unspecified, but for packed calls.
 /// Determinism  the same call gives the same bits.
 /// Errors       backend_error with the library's text.
 class fused_attention {

@@ -84,34 +84,37 @@ public:
                 const auto& s = this->shares_[i];
                 this->attend(s, t, query, block_of(blocks_.view(), i, s.before(t)), out, sums, log_sum_exp);
             },
-            [&](std::size_t i) { this->attend_alone(this->shares_[i], query, key, value, out, log_sum_exp); });
+            [&](std::size_t first, std::size_t count) {
+                this->attend_alone(first, count, query, key, value, out, log_sum_exp);
+            });
         this->finish_shared(sums, out);
     }
 
     void backward(tensor<const T> d_out, tensor<const T> query, tensor<const T> key, tensor<const T> value,
                   tensor<const T> out, tensor<const P> log_sum_exp, tensor<T> d_query, tensor<T> d_key,
                   tensor<T> d_value) {
-        this->backward_around(
-            d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
-            [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to,
-                const own_rows& own) {
-                this->reserve(gradients_, gathered_ * this->block_width());
-                this->reserve(returns_, returned_ * this->block_width());
-                const schedule::ticket<Q> gathered = gather(key, value);
-                for_each_step(
-                    gathered,
-                    [&](std::size_t i) {
-                        this->differentiate_own(this->shares_[i], rows, key, value, to, own, this->early_heads_[i],
-                                                false);
-                    },
-                    [&](std::size_t i, std::size_t t) {
-                        const auto& s = this->shares_[i];
-                        this->differentiate(s, t, rows, block_of(blocks_.view(), i, s.before(t)),
-                                            block_of(gradients_.view(), i, s.before(t)));
-                    },
-                    [&](std::size_t i) { this->differentiate_alone(this->shares_[i], rows, key, value, to); });
-                return_gradients(rows, key, value, own, to);
-            });
+        this->backward_around(d_out, query, key, value, out, log_sum_exp, {d_query, d_key, d_value},
+                              [&](const typename base::backward_rows& rows, const typename base::gradient_tensors& to,
+                                  const own_rows& own) {
+                                  this->reserve(gradients_, gathered_ * this->block_width());
+                                  this->reserve(returns_, returned_ * this->block_width());
+                                  const schedule::ticket<Q> gathered = gather(key, value);
+                                  for_each_step(
+                                      gathered,
+                                      [&](std::size_t i) {
+                                          this->differentiate_own(this->shares_[i], rows, key, value, to, own,
+                                                                  this->early_heads_[i], false);
+                                      },
+                                      [&](std::size_t i, std::size_t t) {
+                                          const auto& s = this->shares_[i];
+                                          this->differentiate(s, t, rows, block_of(blocks_.view(), i, s.before(t)),
+                                                              block_of(gradients_.view(), i, s.before(t)));
+                                      },
+                                      [&](std::size_t first, std::size_t count) {
+                                          this->differentiate_alone(first, count, rows, key, value, to);
+                                      });
+                                  return_gradients(rows, key, value, own, to);
+                              });
     }
 
 private:
@@ -197,11 +200,12 @@ private:
         });
         return this->carry("keys and values", std::move(messages));
     }
-    // own(share): its own keys; alone(share): those that have no other members. other(share, step): once the keys of others
+    // own(share): its own keys; alone(first, count): shares that have no other members. other(share, step): once the keys of others
     // are there.
     template <class Own, class Other, class Alone>
     void for_each_step(const schedule::ticket<Q>& gathered, Own own, Other other, Alone alone) {
-        for (std::size_t i = 0; i < this->shares_.size(); ++i) { this->shares_[i].members() == 1 ? alone(i) : own(i); }
+        for (std::size_t i = 0; i < this->first_alone_; ++i) { own(i); }
+        alone(this->first_alone_, this->shares_.size() - this->first_alone_);
         gathered.wait(this->queue_);
         for (std::size_t i = 0; i < this->shares_.size(); ++i) {
             for (std::size_t t = 1; t < this->shares_[i].members(); ++t) { other(i, t); }

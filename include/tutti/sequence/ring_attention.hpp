@@ -5,7 +5,7 @@
 
 #include <algorithm>    // max
 #include <array>        // two of each buffer
-#include <concepts>     // copyable, same_as
+#include <concepts>     // same_as
 #include <cstddef>      // size_t
 #include <memory>       // an exchange that the lane shares
 #include <span>         // messages
@@ -21,32 +21,10 @@
 #include <tutti/sequence/detail/attention_engine.hpp>  // attention_engine
 #include <tutti/sequence/flow.hpp>                     // flow
 #include <tutti/sequence/placement.hpp>                // placement
+#include <tutti/sequence/round_exchange.hpp>           // direct_exchange
 #include <tutti/sequence/token_operations.hpp>         // fill, add
 
 namespace tutti::sequence {
-
-/// How the grouped calls of a ring_attention are made.
-///
-/// Semantics  plan(calls): before the first call and with each new placement, the same on all ranks: all messages of all
-///            ranks, by number of the call. exchange(comm, number, messages): on every rank of the communicator, in the
-///            order of the calls, with the rank's own messages, those of a pair of ranks in the order of the plan; as
-///            communicator.exchange, but a rank may pass on what others send. Of a copy that was planned: const.
-template <class E, class C>
-concept round_exchange = std::copyable<E> && communicator<C> &&
-    requires(E& e, const E& planned, std::span<const std::vector<flow>> calls, C& comm, std::size_t number,
-             std::span<const comm::transfer<memory_of<C>>> messages) {
-    e.plan(calls);
-    planned.exchange(comm, number, messages);
-};
-
-/// Every message goes straight from its source to its destination.
-struct direct_exchange {
-    void plan(std::span<const std::vector<flow>>) const noexcept {}
-    template <comm::can_exchange C>
-    void exchange(C& comm, std::size_t, std::span<const comm::transfer<memory_of<C>>> messages) const {
-        comm.exchange(messages);
-    }
-};
 
 /// Attention over the rings of a placement, any number of them a rank.
 ///
@@ -90,8 +68,6 @@ class ring_attention : public detail::attention_engine<C, Block> {
     // Where the block of a ring is in each buffer, in tokens; rings of one rank have none.
     std::vector<std::size_t> first_;
     std::size_t traveling_ = 0;              // tokens of all blocks
-    std::vector<std::size_t> locals_;        // shares of one rank
-    std::vector<std::size_t> locals_until_;  // round -> how many of them are done behind it
     std::array<buffer<T, Q>, 2> blocks_;     // keys and values
     std::array<buffer<P, Q>, 2> gradients_;  // of keys and values, as they travel
     std::array<buffer<R, Q>, 2> first_hop_;  // the same, of one step alone, where that is not P
@@ -141,18 +117,11 @@ public:
     void plan(const placement& p) {
         this->adopt(p, "ring");
         first_.clear();
-        locals_.clear();
         traveling_ = 0;
-        for (std::size_t i = 0; i < this->shares_.size(); ++i) {
-            const auto& s = this->shares_[i];
+        for (const auto& s : this->shares_) {
             first_.push_back(traveling_);
-            if (s.members() == 1) {
-                locals_.push_back(i);
-            } else {
-                traveling_ += s.widest();
-            }
+            if (s.members() > 1) { traveling_ += s.widest(); }
         }
-        spread_locals();
         if constexpr (!std::same_as<Exchange, direct_exchange>) {
             auto exchange = std::make_shared<Exchange>(*exchange_);
             exchange->plan(calls_of(p, this->heads_));
@@ -165,7 +134,7 @@ public:
         this->expect_forward(query, key, value, out, log_sum_exp);
         const tensor<P> sums = this->out_for(out, log_sum_exp);
         load(key, value);
-        std::size_t locals_done = 0;
+        std::size_t done = this->first_alone_;
         for (std::size_t t = 0; t < this->rounds_; ++t) {
             const schedule::ticket<Q> moved = pass_blocks(t);
             for (std::size_t i = 0; i < this->shares_.size(); ++i) {
@@ -178,8 +147,9 @@ public:
                                  log_sum_exp);
                 }
             }
-            for (; locals_done < locals_until(t); ++locals_done) {
-                this->attend_alone(this->shares_[locals_[locals_done]], query, key, value, out, log_sum_exp);
+            if (const std::size_t until = this->alone_until(t); done < until) {
+                this->attend_alone(done, until - done, query, key, value, out, log_sum_exp);
+                done = until;
             }
             moved.wait(this->queue_);
         }
@@ -216,8 +186,9 @@ public:
                             this->differentiate_own(s, rows, key, value, to, own, this->early_heads_[i], true);
                         }
                     });
-                    for (std::size_t i = 0; t == last && i < locals_.size(); ++i) {
-                        this->differentiate_alone(this->shares_[locals_[i]], rows, key, value, to);
+                    if (t == last) {
+                        const std::size_t alone = this->first_alone_;
+                        this->differentiate_alone(alone, this->shares_.size() - alone, rows, key, value, to);
                     }
                     moved.wait(this->queue_);
                     each_ring([&](std::size_t i, const detail::ring_share& s) { take_gradients(t, i, s, own, to); });
@@ -330,27 +301,6 @@ private:
         } else {
             pass(messages, i, t - 1, gradients_[(t - 1) % 2].view(), gradients_[t % 2].view());
         }
-    }
-
-    // By their cost, which is quadratic: round t of forward ends behind a share of (t + 1) / rounds.
-    void spread_locals() {
-        const auto cost_of = [&](std::size_t i) {
-            const auto s = static_cast<double>(this->shares_[i].length);
-            return s * s;
-        };
-        double total = 0;
-        for (const std::size_t i : locals_) { total += cost_of(i); }
-        locals_until_.assign(this->own_rounds_, locals_.size());
-        double done = 0;
-        std::size_t next = 0;
-        for (std::size_t t = 0; t + 1 < this->own_rounds_; ++t) {
-            const double until = total * static_cast<double>(t + 1) / static_cast<double>(this->own_rounds_);
-            while (next < locals_.size() && done < until) { done += cost_of(locals_[next++]); }
-            locals_until_[t] = next;
-        }
-    }
-    [[nodiscard]] std::size_t locals_until(std::size_t t) const noexcept {
-        return t < this->own_rounds_ ? locals_until_[t] : locals_.size();
     }
 };
 

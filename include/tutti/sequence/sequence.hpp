@@ -41,6 +41,7 @@
 #include <tutti/sequence/route.hpp>
 #include <tutti/sequence/route_plan.hpp>
 #include <tutti/sequence/route_time.hpp>
+#include <tutti/sequence/round_exchange.hpp>
 #include <tutti/sequence/routed.hpp>
 #include <tutti/sequence/token_moves.hpp>
 
