@@ -192,7 +192,7 @@ def measured(o, folder):
     points, timed = asked(o)
     chosen = [timed[i] for i in calibrating(timed, o.share, o.seed)]
     done = earlier(o.json)["points"] if o.resume and o.json and os.path.exists(o.json) else []
-    random_tokens(os.path.join(folder, "random.bin"), 4 << 20)
+    random_tokens(os.path.join(folder, "random.bin"), 1 << 20)
     random_tokens(os.path.join(folder, "few.bin"), 1025)  # what is validated is not measured
     rows = []
     begin = time.monotonic()
@@ -398,8 +398,8 @@ def svg_of(o, rows, limit):
     right.out.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{TOP + SIDE}" stroke="#c62828"/>'
                      f'<text x="{x - 4:.1f}" y="{TOP + SIDE - 8}" text-anchor="end" fill="#c62828">a GPU has '
                      f'{limit:.0f}</text>')
-    for row in over:  # it needs more than there is; how much more is not known
-        y = right.y(row["predicted_gib"])
+    for i, row in enumerate(over):  # it needs more than there is; how much more is not known
+        x, y = right.x(limit) + 7 + 9 * i % 36, right.y(row["predicted_gib"])
         right.out.append(f'<path d="M{x - 4:.1f} {y - 4:.1f}l8 8m0 -8l-8 8" stroke="{COLORS[kind_of(row["point"])]}" '
                          f'stroke-width="1.8"><title>{escape(name_of(row["point"]))}</title></path>')
     width, height = right.left + SIDE + 24, TOP + SIDE + 44
