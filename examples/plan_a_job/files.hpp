@@ -98,7 +98,12 @@ template <class E>
 }
 [[nodiscard]] inline plan::recomputation recomputation_named(std::string_view name, const std::string& where) {
     using enum plan::recomputation;
-    return value_named(name, {none, selective, full}, where);
+    return value_named(name, {none, selective, full, stages}, where);
+}
+[[nodiscard]] inline plan::kept_bytes keeping_of(std::string_view trainer, const std::string& where) {
+    if (trainer == "megatron") { return plan::megatron_keeps; }
+    if (trainer == "tutti") { return plan::trainer_keeps; }
+    throw bad_input(fmt::format("{}: '{}' is not one of megatron, tutti", where, trainer));
 }
 
 /// A published name, or LAYERS,HIDDEN,HEADS,VOCABULARY,SEQUENCE.
@@ -128,9 +133,10 @@ template <class E>
     const object o(value, where,
                    {"model", "tp", "pp", "dp", "micro_batch", "micro_batches", "zero_stage", "schedule", "chunks",
                     "recompute", "sequence_parallel", "replicas", "tau", "delayed", "compression", "secondary",
-                    "kept_scores", "seconds"});
+                    "kept_scores", "trainer", "seconds"});
     plan::measured_step s{
         model_of(o.get<std::string>("model")), {}, o.get<double>("seconds", 0), o.get<bool>("kept_scores", false)};
+    s.model.keeps = keeping_of(o.get<std::string>("trainer", "megatron"), where);
     plan::job& j = s.how;
     j.tensor = o.get<int>("tp", 1);
     j.pipeline = o.get<int>("pp", 1);

@@ -29,6 +29,7 @@ constexpr double gib = 1 << 30;
 struct options {
     std::string machine = "frontier";
     std::string model;
+    std::string trainer = "megatron";
     std::string report;   // empty: none
     std::string picture;  // empty: none
     std::string predict;  // jobs; empty: search
@@ -62,7 +63,10 @@ std::optional<int> parse(int argc, char** argv, options& o) {
                    "default: all");
     app.add_option("--recompute", o.recomputations,
                    "what to try: none, selective (scores of attention, or a kernel that "
-                   "keeps none), full; default: selective full");
+                   "keeps none), full (layers), stages (of a pipeline); default: selective full");
+    app.add_option("--trainer", o.trainer,
+                   "whose activations are counted: megatron, as published, or tutti, this project's trainer")
+        ->capture_default_str();
     app.add_option("--allow-compression", o.space.compressions,
                    "ratios by which gradients may be compressed, which changes them");
     app.add_option("--allow-tau", o.space.taus, "rounds of so many local steps may be made, which changes training");
@@ -85,7 +89,7 @@ std::optional<int> parse(int argc, char** argv, options& o) {
         return 0;
     } catch (const CLI::ParseError& e) { throw bad_input(e.what()); }
     if (!o.predict.empty()) {
-        for (const char* const other : {"--gpus", "--model", "--batch", "--picture"}) {
+        for (const char* const other : {"--gpus", "--model", "--trainer", "--batch", "--picture"}) {
             if (app.count(other) != 0) { throw bad_input(fmt::format("{} and --predict exclude each other", other)); }
         }
         return std::nullopt;
@@ -187,7 +191,8 @@ int predict(const options& o, const plan::machine& on) {
 }
 
 int search(const options& o, const plan::machine& on) {
-    const plan::model_shape model = model_of(o.model);
+    plan::model_shape model = model_of(o.model);
+    model.keeps = keeping_of(o.trainer, "--trainer");
     const plan::search_result found = plan::search(model, on, o.space, o.best);
     if (found.best.empty()) {
         const plan::planned& p = found.lightest;

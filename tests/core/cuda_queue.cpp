@@ -127,6 +127,29 @@ TEST_CASE_FIXTURE(fixture, "each call's error is told once, with CUDA's words, a
     CHECK(q.account().live() == 4);
 }
 
+TEST_CASE_FIXTURE(fixture, "what there is no room for is told with what is held and what is free") {
+    const cuda_queue q(1);
+    const buffer<std::byte, cuda_queue> held(q, std::size_t{1} << 20);
+    const auto told = [&](const char* text) {
+        fake::fail("cudaMallocFromPoolAsync", 1, cudaErrorMemoryAllocation);
+        CHECK_THROWS_WITH_AS(static_cast<void>(q.allocate(std::size_t{5} << 29)), text, memory_error);
+        CHECK(cudaPeekAtLastError() == cudaSuccess);
+        CHECK(q.account().live() == std::size_t{1} << 20);
+    };
+    told("cudaMallocFromPoolAsync: device 1 has no room for 2.5 GiB: 0.0009766 GiB are held here, 1.5 of 80 GiB are "
+         "free (cudaErrorMemoryAllocation: out of memory)");
+    fake::fail("cudaMemGetInfo", 1, cudaErrorInvalidValue);
+    told("cudaMallocFromPoolAsync: device 1 has no room for 2.5 GiB: 0.0009766 GiB are held here "
+         "(cudaErrorMemoryAllocation: out of memory)");
+    // Another error is none of memory.
+    fake::fail("cudaMallocFromPoolAsync", 1, cudaErrorInvalidValue);
+    try {
+        static_cast<void>(q.allocate(8));
+        FAIL("not told");
+    } catch (const memory_error&) { FAIL("told as one of memory"); } catch (const backend_error&) {
+    }
+}
+
 TEST_CASE_FIXTURE(fixture, "a mark knows when it was reached, on the host's clock and after an earlier one") {
     const cuda_queue q(0);
     q.record().wait_host(after(10s));

@@ -16,7 +16,7 @@ TEST_CASE("every error is a tutti::error with a context") {
     static_assert(std::is_base_of_v<std::runtime_error, error>);
     static_assert(std::is_base_of_v<error, usage_error> && std::is_base_of_v<error, mismatch_error> &&
                   std::is_base_of_v<error, timeout_error> && std::is_base_of_v<error, aborted_error> &&
-                  std::is_base_of_v<error, backend_error>);
+                  std::is_base_of_v<error, backend_error> && std::is_base_of_v<backend_error, memory_error>);
     static_assert(std::is_nothrow_copy_constructible_v<std::runtime_error>);
     const error_context context{"reduce", "dp", 3, 17, 1024, dtype::bfloat16, 42, "no route"};
     try {

@@ -1,15 +1,17 @@
 """trainer_parallel.py TRANSFORMER [MPIRUN OPTIONS...]: ranks that have parts of the model, on 2 and 4 GPUs: the losses of
-one GPU and of the CPU, the CPU's bytes along each dimension, the same bits twice and after a checkpoint, and weights
-that survive a file.
+one GPU and of the CPU, the CPU's bytes along each dimension, the same bits twice and after a checkpoint, weights
+that survive a file, and what is said where memory ends.
 Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
 Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 
-from trainer_runs import expect_close, expect_same, losses, run_checks, train
+from trainer_runs import PROGRAM, expect_close, expect_same, losses, run_checks, train
 
 SMALL = ["--layers", "8", "--heads", "4", "--width", "64", "--context", "32", "--batch", "16", "--micro-batch", "2"]
 # Heads of 64 in 16 bits: cuDNN's attention, and products with what follows them.
@@ -121,11 +123,26 @@ def check_checkpoints(folder, on, layout, *options):
         sys.exit("%s: resumed losses %s, expected %s" % (name_of(layout, on), losses(rest), losses(whole)[3:]))
 
 
+def check_no_room(folder, on, *options):
+    """More weights than any GPU holds: all ranks end at once, with what there is and what to do in one line."""
+    if on.launcher:
+        return
+    command = [PROGRAM, "--device", "cuda", "--gpus", str(on.count), *cut(dp=on.count), *options, "--layers", "96", "--heads",
+               "64", "--width", "8192", "--context", "64", "--batch", str(2 * on.count), "--micro-batch", "2", "--quiet",
+               "--report", os.path.join(folder, "none", "report.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    print("%s: %s" % (on.name, done.stderr.strip()))
+    told = re.fullmatch(r"transformer: [^\n]* has no room for [0-9.e+]+ GiB: [0-9.e+]+ GiB are held here, [0-9.]+ of [0-9.]+ "
+                        r"GiB are free [^\n]*; less is needed with --micro-batch below 2, [^\n]*\n", done.stderr)
+    if done.returncode != 1 or not told:
+        sys.exit("%s: %s\nended with %d: %s" % (on.name, " ".join(command), done.returncode, done.stderr))
+
+
 def of(count):
     layouts = list(of_two() if count == 2 else of_four())
     layout = cut(pp=2, schedule="zb-v") if count == 2 else cut(tp=2, dp=2, zero=1)
     return [(check_in_float, layouts), (check_in_16_bits, layouts), (check_unlike_heads,), (check_files, layout),
-            (check_checkpoints, layout)]
+            (check_checkpoints, layout), (check_no_room,)]
 
 
 if __name__ == "__main__":

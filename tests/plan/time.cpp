@@ -285,7 +285,26 @@ TEST_CASE("FLOPs of the model and of the hardware") {
     CHECK(hardware_flops(m, j) / tokens - model_flops(m, j) / tokens ==
           doctest::Approx(2 * layers + 4.0 * 96 * 12288 * 2048).epsilon(1e-9));
     j.recompute = recomputation::selective;
-    CHECK(hardware_flops(m, j) - model_flops(m, j) == doctest::Approx(tokens * 4.0 * 96 * 12288 * 2048).epsilon(1e-9));
+    const double scores = tokens * 4.0 * 96 * 12288 * 2048;
+    CHECK(hardware_flops(m, j) - model_flops(m, j) == doctest::Approx(scores).epsilon(1e-9));
+    j.recompute = recomputation::stages;
+    CHECK(hardware_flops(m, j) - model_flops(m, j) == doctest::Approx(tokens * 2 * layers + 2 * scores).epsilon(1e-9));
+}
+
+TEST_CASE("stages that run again take what full recomputation takes, and attention that keeps no scores") {
+    const model_shape m{24, 1024, 16, 50304, 1024};
+    for (const pipelining schedule : {pipelining::one_forward_one_backward, pipelining::zero_bubble}) {
+        job full{.tensor = 2, .pipeline = 4, .schedule = schedule, .micro_batches = 16};
+        full.recompute = recomputation::full;
+        job stages = full;
+        stages.recompute = recomputation::stages;
+        const step_time a = time_of_step(m, full, hgx_h100), b = time_of_step(m, stages, hgx_h100);
+        const double again = 6 * 4.0 * 1024 * 1024 * 512 / (hgx_h100.flops * hgx_h100.product_efficiency);
+        CHECK(b.products - a.products == doctest::Approx(16 * again).epsilon(1e-9));
+        CHECK(b.memory == a.memory);
+        CHECK(b.tensor == a.tensor);
+        CHECK(b.bubble - a.bubble == doctest::Approx(plan::detail::bubble_share(full) * again).epsilon(1e-9));
+    }
 }
 
 TEST_CASE("data ranks: what is sent, and what of it computing does not hide, by strategy") {

@@ -2,8 +2,10 @@
 #include "run.hpp"
 
 #include <cstdlib>  // setenv
+#include <string>   // advice
 
-#include <fmt/format.h>  // messages
+#include <fmt/format.h>          // messages
+#include <tutti/core/error.hpp>  // memory_error
 
 #include "../parallel_run.hpp"
 #include "../train.hpp"
@@ -22,16 +24,32 @@ namespace {
     return present;
 }
 
+// How to do with less than a rank's device has.
+[[nodiscard]] std::string ways_to_less(const options& o) {
+    std::string ways = o.micro_batch > 1 ? fmt::format("--micro-batch below {}, ", o.micro_batch) : "";
+    if (o.recompute < 2 && !o.pipeline_schedule.starts_with("zb-")) { ways += "--recompute 2, "; }
+    return ways + "or more GPUs that share states (zero1, zero2, zero3) or the model (tp, pp, 3d)";
+}
+template <class Train> result train_where_there_is_room(const options& o, Train train) {
+    try {
+        return train();
+    } catch (const tutti::memory_error& e) {
+        throw tutti::memory_error(fmt::format("{}; less is needed with {}", e.what(), ways_to_less(o)), e.context());
+    }
+}
+
 template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
     const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
     if (o.of_forward_passes()) { return tune_on_gpu(world, device, o, text, origin); }
-    if (o.of_parts()) { return train_in_parts_on_gpu(world, device, o, text, origin); }
-    if (o.precision == "bf16") {
-        device_of_rank<tutti::bfloat16> own(device, world.size());
+    return train_where_there_is_room(o, [&] {
+        if (o.of_parts()) { return train_in_parts_on_gpu(world, device, o, text, origin); }
+        if (o.precision == "bf16") {
+            device_of_rank<tutti::bfloat16> own(device, world.size());
+            return train(world, own, o, text, origin);
+        }
+        device_of_rank<float> own(device, world.size());
         return train(world, own, o, text, origin);
-    }
-    device_of_rank<float> own(device, world.size());
-    return train(world, own, o, text, origin);
+    });
 }
 
 }  // namespace

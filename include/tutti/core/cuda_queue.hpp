@@ -39,7 +39,8 @@ namespace tutti {
 /// Cost         record and wait: about a microsecond of the host's time each; allocation the same once the pool is
 ///              warm; mark two of the host's and one of the stream's. The first mark on a device waits for a stream of
 ///              its own that is idle.
-/// Errors       backend_error with CUDA's code, name and text; errors of asynchronous work appear at a later call.
+/// Errors       backend_error with CUDA's code, name and text; memory_error, one of them, where there is no room for
+///              storage; errors of asynchronous work appear at a later call.
 ///              After a fault on the device every call fails: CUDA has no way back but a new process.
 class cuda_queue {
     std::shared_ptr<memory_account> account_ = std::make_shared<memory_account>();
@@ -142,9 +143,13 @@ public:
         if (bytes == 0) { return nullptr; }
         void* p = nullptr;
         const detail::on_device scope(stream_->device);
-        detail::check_cuda(
-            cudaMallocFromPoolAsync(&p, bytes, detail::cuda_pool::of(stream_->device).handle(), stream_->handle),
-            "cudaMallocFromPoolAsync");
+        constexpr std::string_view call = "cudaMallocFromPoolAsync";
+        const cudaError_t code =
+            cudaMallocFromPoolAsync(&p, bytes, detail::cuda_pool::of(stream_->device).handle(), stream_->handle);
+        if (code == cudaErrorMemoryAllocation) {
+            detail::raise_no_room(bytes, stream_->device, account_->live(), call);
+        }
+        detail::check_cuda(code, call);
         account_->allocated(bytes);
         return p;
     }

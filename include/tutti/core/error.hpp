@@ -76,6 +76,12 @@ public:
     using error::error;
 };
 
+/// A device has no room for what was asked; the text says how much that was, what is held and what is free.
+class memory_error : public backend_error {
+public:
+    using backend_error::backend_error;
+};
+
 /// ", call 17 on 'dp', rank 2": the tail of every message about a collective.
 [[nodiscard]] inline std::string where(const error_context& c) {
     std::string text;

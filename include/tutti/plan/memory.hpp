@@ -29,20 +29,24 @@ struct bytes_per_parameter {
            (zero_stage >= 1 ? shard : parameters) * b.optimizer;
 }
 
-/// Bytes that one layer keeps of one micro-batch for its backward, on one rank; 16-bit activations, masks of one byte.
+/// Bytes that one layer keeps of one micro-batch for its backward, on one rank; 16-bit activations.
 ///
-/// With s tokens, b sequences, h hidden, a heads, t tensor ranks:
-///   none       s b h (10 + 24/t + 5 a s / (h t));  sequence-parallel  s b h (34 + 5 a s / h) / t
-///   selective  the same without 5 a s              full               2 s b h;  sequence-parallel  2 s b h / t
+/// With s tokens, b sequences, h hidden, a heads, t tensor ranks, d bytes of masks (model_shape::keeps):
+///   none       s b h (8 + d + 24/t + 5 a s / (h t));  sequence-parallel  s b h (32 + d + 5 a s / h) / t
+///   selective  the same without 5 a s; so stages      full               2 s b h;  sequence-parallel  2 s b h / t
+/// Where heads do not divide, those of the rank that has most of them. Schedules that compute gradients of weights later
+/// add what keeps.later says.
 [[nodiscard]] constexpr double layer_activation_bytes(const model_shape& m, const job& j) noexcept {
     const auto s = static_cast<double>(m.sequence);
-    const double sbh = s * static_cast<double>(j.micro_batch * m.hidden);
+    const auto h = static_cast<double>(m.hidden);
+    const double sbh = s * static_cast<double>(j.micro_batch) * h;
     const double t = j.tensor;
     if (j.recompute == recomputation::full) { return 2 * sbh / (j.sequence_parallel ? t : 1); }
-    const double scores = j.recompute == recomputation::selective
-                              ? 0
-                              : 5 * static_cast<double>(m.heads) * s / static_cast<double>(m.hidden) / t;
-    return sbh * ((j.sequence_parallel ? 34 / t : 10 + 24 / t) + scores);
+    const double attended = static_cast<double>(attention_features(m, j)) / h;
+    const double scores = j.recompute == recomputation::none ? 5 * static_cast<double>(m.heads) * s / h * attended : 0;
+    const bool later = j.schedule == pipelining::zero_bubble || j.schedule == pipelining::zero_bubble_v;
+    const double whole = (8 + m.keeps.masks) / (j.sequence_parallel ? t : 1);
+    return sbh * (whole + 8 * attended + 16 / t + scores + (later ? m.keeps.later + m.keeps.later_cut / t : 0));
 }
 
 /// Micro-batches, of a whole stage each, that a rank of a stage holds at most.
@@ -90,14 +94,14 @@ struct rank_memory {
     double states = 0;
     double activations = 0;  ///< kept for backward, of all micro-batches in flight
     double inputs = 0;       ///< received from the stage before, this rank's share of each
-    double working = 0;      ///< of the layer that is recomputed, and of logits on the last stage
-    double exchange = 0;     ///< of the strategy
+    double working = 0;   ///< of the layer or stage that is recomputed, of gradients, and of logits on the last stage
+    double exchange = 0;  ///< of the strategy
     [[nodiscard]] constexpr double total() const noexcept { return states + activations + inputs + working + exchange; }
 };
 
 /// Memory of a rank of `stage` at its peak.
 ///
-/// Semantics  a closed form: what allocators lose comes on top (`fits`). Logits are in float.
+/// Semantics  a closed form: what allocators lose comes on top (`fits`).
 /// Errors     usage_error when job and model do not fit each other.
 [[nodiscard]] inline rank_memory memory_of_rank(const model_shape& m, const job& j, int stage,
                                                 bytes_per_parameter b = {}) {
@@ -108,17 +112,26 @@ struct rank_memory {
     const double held = in_flight(j, stage);
     const double rows = static_cast<double>(m.sequence * j.micro_batch);
     const auto h = static_cast<double>(m.hidden);
-    out.activations = held * static_cast<double>(m.layers / j.pipeline) * layer_activation_bytes(m, j);
+    const double of_stage = static_cast<double>(m.layers / j.pipeline) * layer_activation_bytes(m, j);
+    (j.recompute == recomputation::stages ? out.working : out.activations) =
+        (j.recompute == recomputation::stages ? 1 : held) * of_stage;
     const int chunks = j.schedule == pipelining::zero_bubble_v ? 2 : j.chunks;
     // Rank 0's first chunk has no stage before it.
     const int received = stage == 0 ? chunks - 1 : chunks;
-    out.inputs = held * received * 2 * rows * h / j.tensor;
+    out.inputs = held * received * 2 * rows * h / (m.keeps.whole_inputs ? 1 : j.tensor);
     if (j.recompute == recomputation::full) {
         job keeping = j;
         keeping.recompute = recomputation::selective;
         out.working += layer_activation_bytes(m, keeping);
     }
-    if (stage == j.last_rank()) { out.working += 4 * rows * (h + static_cast<double>(m.vocabulary)) / j.tensor; }
+    out.working += rows * h * (m.keeps.working + m.keeps.working_cut / j.tensor);
+    if (m.keeps.key_block > 0) {
+        out.working += 4 * rows * static_cast<double>(attention_features(m, j)) * static_cast<double>(m.sequence) /
+                       static_cast<double>(m.keeps.key_block);
+    }
+    if (stage == j.last_rank()) {
+        out.working += rows * (4 * h + m.keeps.logits * static_cast<double>(m.vocabulary)) / j.tensor;
+    }
     return out;
 }
 

@@ -48,9 +48,10 @@ struct rank_work {
     const auto attended = static_cast<double>(attention_features(m, j));
     const double rows = s * static_cast<double>(j.micro_batch);
     const double layers = static_cast<double>(m.layers / j.pipeline);
-    const double passes = j.recompute == recomputation::full ? 4 : 3;  // forwards that forward and backward are worth
+    const double passes = repeats_forward(j.recompute) ? 4 : 3;  // forwards that forward and backward are worth
     const double forwards = passes - 2;
-    const double of_scores = passes + (j.recompute == recomputation::selective ? 1 : 0);
+    const bool scores_again = j.recompute == recomputation::selective || j.recompute == recomputation::stages;
+    const double of_scores = passes + (scores_again ? 1 : 0);
     // Whole rows pass through memory 8 times in norms, dropout and residual sums, cut ones 14 times hidden in biases,
     // activation functions and what attention reads and writes, scores 5 times.
     const double row_bytes = rows * h * 2 * (8 / (j.sequence_parallel ? t : 1) + 14 / t);
@@ -64,7 +65,7 @@ struct rank_work {
     w.memory_bytes = layers * (row_bytes * passes + score_bytes * of_scores);
     w.kernels = layers * passes * 6;  // four products of weights, two of attention
     // Two each way, two more where forwards are repeated. Where rows are cut, two inputs are gathered again.
-    w.sums = layers * ((j.recompute == recomputation::full ? 6 : 4) + (j.sequence_parallel ? 1 : 0));
+    w.sums = layers * ((repeats_forward(j.recompute) ? 6 : 4) + (j.sequence_parallel ? 1 : 0));
     w.forward = 1 / passes;
     return w;
 }
@@ -73,7 +74,7 @@ struct rank_work {
 // since the norm of gradients is of all ranks.
 [[nodiscard]] inline double bubble_share(const job& j) {
     const double others = j.pipeline - 1;
-    const bool repeats = j.recompute == recomputation::full;  // a forward that is repeated is part of Bi
+    const bool repeats = repeats_forward(j.recompute);  // a forward that is repeated is part of Bi
     switch (j.schedule) {
     case pipelining::gpipe:
     case pipelining::one_forward_one_backward: return others;

@@ -220,6 +220,12 @@ cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* ac
     }
     return cudaSuccess;
 }
+cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
+    FAKE_CUDA_CALL(cudaMemGetInfo);
+    *total = std::size_t{80} << 30;
+    *free = std::size_t{3} << 29;
+    return cudaSuccess;
+}
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) {
     FAKE_CUDA_CALL(cudaMemPoolTrimTo);
     return cudaSuccess;  // nothing that was freed is kept

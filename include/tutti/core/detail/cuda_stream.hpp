@@ -34,6 +34,25 @@ inline void check_cuda(cudaError_t code, std::string_view call) {
     if (code != cudaSuccess) { raise_cuda(code, call); }
 }
 
+/// Throws memory_error. `held`: bytes that the caller's queues have on the current device.
+[[noreturn]] inline void raise_no_room(std::size_t bytes, int device, std::size_t held, std::string_view call) {
+    std::size_t free = 0, total = 0;
+    const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;
+    cudaGetLastError();  // neither is to be reported again by the next check
+    constexpr double gib = std::size_t{1} << 30;
+    const auto in_gib = [](std::size_t n) { return static_cast<double>(n) / gib; };
+    error_context context;
+    context.operation = call;
+    context.backend_code = static_cast<int>(cudaErrorMemoryAllocation);
+    context.backend_text =
+        formatted("{}: {}", cudaGetErrorName(cudaErrorMemoryAllocation), cudaGetErrorString(cudaErrorMemoryAllocation));
+    throw memory_error(formatted("{}: device {} has no room for {:.3g} GiB: {:.4g} GiB are held here{} ({})", call,
+                                 device, in_gib(bytes), in_gib(held),
+                                 known ? formatted(", {:.4g} of {:.4g} GiB are free", in_gib(free), in_gib(total)) : "",
+                                 context.backend_text),
+                       context);
+}
+
 /// Makes `device` current for one scope.
 class on_device {
     int before_ = -1;
