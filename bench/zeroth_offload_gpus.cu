@@ -52,7 +52,7 @@ template <class Exchange>
 outcome measure(comm::nccl& world, const shape& s, zeroth::pinned_store<number, cuda_queue>& store, const plan& p,
                 Exchange exchange, std::size_t slot_count, std::size_t tokens, int steps) {
     const cuda_queue q = world.queue().sibling();
-    opt_model model(q, s, tokens, p.how.sides == 1 ? 2 : 1);
+    opt_model model(q, s, tokens, zeroth::branches_of({}, p.how));
     using pipeline_type = zeroth::offload<cuda_queue, number, opt_model, Exchange>;
     pipeline_type pipeline(q, model, store, {.slot_count = slot_count}, std::move(exchange));
     zeroth::division how = p.how;

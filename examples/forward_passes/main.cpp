@@ -1,10 +1,11 @@
 // Fine-tuning by forward passes alone, with a model of your own: its blocks stay on the host and stream through two slots
 // of the device, and two ranks each make one of the two passes of a direction. The device is the host itself here.
 #include <cmath>    // tanh
-#include <cstdint>  // numbers of tensors
+#include <cstddef>  // sizes
+#include <string>   // names of tensors
 #include <vector>   // activations
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <tutti/tutti.hpp>
 #include <tutti/zeroth/zeroth.hpp>
@@ -20,8 +21,9 @@ float noise(std::size_t stream, std::size_t i) {
 // x = scale * input; x += tanh(x W) in every block; the loss is how far x . v is from the sum of the inputs.
 struct network {
     using weights = zeroth::module_weights<float, host_memory>;
-    // One set for each branch: a rank has one side of four directions at a time.
-    std::vector<std::vector<float>> x = std::vector<std::vector<float>>(4, std::vector<float>(rows* width));
+    std::vector<std::vector<float>> x;  // one set for each branch: passes that run side by side
+
+    explicit network(std::size_t branches) : x(branches, std::vector<float>(rows * width)) {}
 
     void head(host_queue, weights w, std::size_t branch, std::size_t micro_batch) {
         for (std::size_t i = 0; i < rows * width; ++i) { x[branch][i] = w[0][i % width] * noise(micro_batch, i); }
@@ -48,21 +50,27 @@ struct network {
 };
 
 int main() {
-    // Tensor numbers choose the random directions: each is there once.
-    zeroth::model_shape shape{{{.tensor = 0, .count = width}}, {}, {{.tensor = 1, .count = width}}};
-    for (std::uint32_t b = 0; b < blocks; ++b) { shape.blocks.push_back({{.tensor = 2 + b, .count = width * width}}); }
+    zeroth::model_shape shape{.head = {{.count = width, .name = "scale"}},
+                              .tail = {{.count = width, .name = "readout"}}};
+    std::vector<std::string> names{"scale"};
+    for (std::size_t b = 0; b < blocks; ++b) {
+        names.push_back(fmt::format("blocks.{}.weight", b));
+        shape.blocks.push_back({{.count = width * width, .name = names.back()}});
+    }
+    names.emplace_back("readout");
+    const zeroth::estimator how{.epsilon = 1e-3, .directions = 4, .seed = 1};
+    const zeroth::division shared{.sides = 2, .micro_batches = 3};  // two ranks make one pass of a direction each
 
     comm::threads::launch(2, [&](comm::threads& world) {
         zeroth::pinned_store<float, host_queue> store(zeroth::model_layout(shape, sizeof(float)));
-        for (std::size_t m = 0; m < store.layout().modules(); ++m) {  // the head, the blocks, the tail
-            std::vector<float> trained(store.layout().slices(m)[0].count);
-            for (std::size_t i = 0; i < trained.size(); ++i) { trained[i] = 0.3f * noise(100 + m, i); }
-            store.write(m, 0, trained);
+        for (std::size_t t = 0; t < names.size(); ++t) {
+            std::vector<float> trained(store.layout().count(names[t]));
+            for (std::size_t i = 0; i < trained.size(); ++i) { trained[i] = 0.3f * noise(100 + t, i); }
+            store.write(names[t], trained);
         }
-        network model;
+        network model(zeroth::branches_of(how, shared));
         zeroth::offload pipeline(host_queue(), model, store, {.slot_count = 2});
-        zeroth::replicated tuning(world.duplicate("tuning"), pipeline, {.epsilon = 1e-3, .directions = 4, .seed = 1},
-                                  {.sides = 2, .micro_batches = 3});
+        zeroth::replicated tuning(world.duplicate("tuning"), pipeline, how, shared);
         double first = 0, last = 0;
         for (int step = 0; step < 200; ++step) {
             last = tuning.step(2e-3).loss_plus;

@@ -60,10 +60,11 @@ public:
     [[nodiscard]] std::uint64_t hash() { return weights_.hash(); }
 };
 
-/// Streams that a pass works on in turn: a side or both of every direction, where weights come once for all of them.
+/// Streams that a pass works on in turn: where weights come once for all of them, those of every direction.
 [[nodiscard]] inline std::size_t branches_of(const options& o) {
+    using pipeline = pipelines::mezo;
     if (!o.zeroth.offloads(o.pipeline)) { return 1; }
-    return static_cast<std::size_t>(o.directions) * (o.sides() == 2 ? 1 : 2);
+    return tutti::zeroth::branches_of(pipeline::estimator_of(o), pipeline::division_of(o));
 }
 
 /// Parameter i whole, wherever its parts are. Collective over `world` where ranks have parts.

@@ -8,26 +8,19 @@
 #include <fstream>     // files
 #include <iterator>    // whole files
 #include <span>        // bytes
-#include <stdexcept>   // no folder
 #include <string>      // names
 #include <vector>      // bytes
 
-#include <stdlib.h>  // mkdtemp
-
-#include <support/failure.hpp>  // expect
+#include <support/failure.hpp>         // expect
+#include <support/scratch_folder.hpp>  // folders
 
 namespace tutti::test {
 
 namespace fs = std::filesystem;
 
 struct scratch_directory {
-    std::string path = (fs::temp_directory_path() / "tutti-checkpoint-XXXXXX").string();
-    scratch_directory() {
-        if (::mkdtemp(path.data()) == nullptr) { throw std::runtime_error("no temporary folder can be made"); }
-    }
-    ~scratch_directory() { fs::remove_all(path); }
-    scratch_directory(const scratch_directory&) = delete;
-    scratch_directory& operator=(const scratch_directory&) = delete;
+    scratch_folder whole;
+    std::string path = whole.path().string();
     [[nodiscard]] std::string folder() const { return path + "/checkpoints"; }
 };
 

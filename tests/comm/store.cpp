@@ -13,10 +13,11 @@
 #include <thread>      // ranks
 #include <vector>      // values
 
-#include <stdlib.h>    // mkdtemp
 #include <sys/stat.h>  // modes
 #include <sys/wait.h>  // waitpid
 #include <unistd.h>    // fork
+
+#include <support/scratch_folder.hpp>  // a folder
 
 using namespace std::chrono_literals;
 using tutti::after;
@@ -27,11 +28,8 @@ namespace fs = std::filesystem;
 namespace {
 
 struct scratch_directory {
-    std::string path = (fs::temp_directory_path() / "tutti-store-XXXXXX").string();
-    scratch_directory() { REQUIRE(mkdtemp(path.data()) != nullptr); }
-    ~scratch_directory() { fs::remove_all(path); }
-    scratch_directory(const scratch_directory&) = delete;
-    scratch_directory& operator=(const scratch_directory&) = delete;
+    tutti::test::scratch_folder whole;
+    std::string path = whole.path().string();
 };
 
 // The same meeting place for every rank: one object, or one object a rank over the same directory.

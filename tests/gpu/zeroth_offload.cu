@@ -3,17 +3,15 @@
 #include <algorithm>  // min
 #include <cstddef>    // size_t
 #include <cstdint>    // bytes
-#include <cstdio>     // remove
-#include <cstdlib>    // mkdtemp
 #include <stdexcept>  // what a rank finds wrong
 #include <string>     // paths
 #include <vector>     // losses
 
 #include <cuda_runtime_api.h>  // attributes
-#include <unistd.h>            // rmdir
 
 #include <doctest/doctest.h>  // checks
 
+#include <support/scratch_folder.hpp>         // a file
 #include <tutti/comm/nccl.hpp>                // ranks
 #include <tutti/compress/buckets.cuh>         // eight bits on the device
 #include <tutti/zeroth/disk_store.hpp>        // a store
@@ -124,12 +122,11 @@ TEST_CASE("a bit that flips in a block that stays on one rank's device is found 
     const auto flip = [](const cuda_queue& q, view<const float, device_memory> w) {
         tutti::detail::start(q, "flip", flip_last_bit, 1, 1, const_cast<float*>(w.data()));
     };
-    std::uint64_t found = 0;
-    const std::string text = flipped<cuda_queue>(4, found, flip);
-    CAPTURE(text);
-    CHECK(text.find("agree: weights after step 5 differs") != std::string::npos);
-    CHECK(found == 6);
-    CHECK(flipped<cuda_queue>(0, found, flip) == "nothing");
+    const mismatch found = flipped<cuda_queue>(4, flip);
+    CAPTURE(found.text);
+    CHECK(found.text.find("agree: weights after step 5 differs") != std::string::npos);
+    CHECK(found.step == 6);
+    CHECK(flipped<cuda_queue>(0, flip).text == "nothing");
 }
 
 TEST_CASE("every host buffer that a transfer uses is page-locked") {
@@ -158,15 +155,9 @@ TEST_CASE("every host buffer that a transfer uses is page-locked") {
     for (std::size_t m = 0; m < layout.modules(); ++m) { expect_locked(renewed.master(m).data()); }
     zeroth::master_store<float16, cuda_queue> masters(layout);
     expect_all_locked(masters);
-    char folder[] = "/tmp/tutti_zeroth_XXXXXX";
-    REQUIRE(mkdtemp(folder) != nullptr);
-    const std::string file = std::string(folder) + "/weights";
-    {
-        zeroth::disk_store<float16, cuda_queue> disk(layout, file);
-        expect_all_locked(disk);
-    }
-    std::remove(file.c_str());
-    ::rmdir(folder);
+    const scratch_folder folder;
+    zeroth::disk_store<float16, cuda_queue> disk(layout, (folder / "weights").string());
+    expect_all_locked(disk);
 }
 
 TEST_CASE("device memory is the same at every depth, by the queue's account and by the driver's pool") {

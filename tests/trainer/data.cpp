@@ -45,7 +45,7 @@ TEST_CASE("nanoGPT's configuration reaches 1.90 nats on one rank and on four") {
 }
 
 TEST_CASE(
-    "2,000 steps of forward passes alone lower the loss on a new text, by one curve, wherever weights and ranks are") {
+    "two thousand steps of forward passes lower the loss on a new text, by one curve wherever weights and ranks are") {
     const std::string text = given_text();
     const scratch_folder folder;
     const std::string shape = " --layers 2 --heads 2 --width 64 --context 64 --quiet ";
@@ -62,7 +62,7 @@ TEST_CASE(
     const auto one = run(tuning + "mezo --ranks 1");
     const double after = one["loss"]["validation"];
     MESSAGE("validation, nats per byte: before " << before << ", after " << after);
-    CHECK(after < before - 0.5);
+    CHECK(after < before - 0.2);
     CHECK(one["loss"]["curve"].size() == 2000);
     for (const char* const other : {"zo2 --slots 2", "distzo2 --ranks 2 --zo-parallel perturbation",
                                     "distzo2 --ranks 2 --sliced", "distzo2 --ranks 4 --zo-parallel 2d --sliced"}) {

@@ -15,15 +15,16 @@
 #include <tutti/comm/shaped.hpp>     // likewise
 #include <tutti/sequence/remap.hpp>  // rows outside of attention
 
+#include <support/scratch_folder.hpp>  // files
+
 #include "document_rules.hpp"
 #include "document_steps.hpp"
 #include "micro_batches.hpp"
-#include "scratch_folder.hpp"
 #include "training.hpp"
 
 namespace {
 
-using trainer_test::scratch_folder;
+using tutti::test::scratch_folder;
 using trainer_test::some_text;
 using trainer_test::train_on_threads;
 
@@ -173,7 +174,7 @@ TEST_CASE("the report says what attention over the ranks was planned to be, and 
     CHECK(report["inter_node_bytes"] == zeppelin.sequence->inter_node_bytes);
     CHECK(report["remapped_tokens"] == zeppelin.sequence->remapped_tokens);
     transformer::write_results(o, zeppelin);
-    CHECK(trainer_test::content_of(folder / "plan.svg") == zeppelin.sequence->picture);
+    CHECK(tutti::test::content_of(folder / "plan.svg") == zeppelin.sequence->picture);
 }
 
 TEST_CASE("documents are drawn by their lengths, from the text, the same for all pipelines") {

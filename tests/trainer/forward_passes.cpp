@@ -131,6 +131,22 @@ TEST_CASE("every way to share the work, and every place for the weights, has the
     }
 }
 
+TEST_CASE("one big batch has the slope of its micro-batches, but for the rounding of products") {
+    scratch_folder folder;
+    with_texts(folder);
+    report_of(folder, trained);
+    const std::string line = "--data second --load first.safetensors --batch 16 --seed 3 --steps 1 --pipeline zo2 ";
+    const auto whole = report_of(folder, line + "--micro-batch 16");
+    for (const char* const small : {"--micro-batch 4", "--micro-batch 1", "--micro-batch 2 --shards 4"}) {
+        CAPTURE(small);
+        const auto parts = report_of(folder, line + small);
+        const double loss = whole["zeroth"]["loss_plus"], slope = whole["zeroth"]["gradient"];
+        CHECK(std::abs(parts["zeroth"]["loss_plus"].get<double>() - loss) <= 1e-6 * loss);
+        CHECK(std::abs(parts["zeroth"]["gradient"].get<double>() - slope) <= 1e-4 * loss);  // epsilon is 1e-3
+        CHECK(std::abs(slope) > 1e-2 * loss);
+    }
+}
+
 TEST_CASE("slices are gathered by the way that is asked for, or by the fastest of what ranks have") {
     scratch_folder folder;
     with_texts(folder);

@@ -12,8 +12,9 @@
 #include <doctest/doctest.h>
 #include <tutti/checkpoint/safetensors.hpp>  // saved weights
 
+#include <support/scratch_folder.hpp>  // files
+
 #include "parallel_run.hpp"
-#include "scratch_folder.hpp"
 #include "training.hpp"
 
 namespace {
@@ -118,7 +119,7 @@ TEST_CASE("sequences over ranks, beside all other dimensions: the losses of one 
 }
 
 TEST_CASE("documents over ranks: the losses of one rank, and of the pipeline that places a step's documents") {
-    const trainer_test::scratch_folder folder;
+    const tutti::test::scratch_folder folder;
     std::ofstream(folder / "lengths") << "1 2 3 5 8 13 16 16";
     const auto documents_of = [&](const char* pipeline, layout l, int micro_batch, const char* schedule = "1f1b",
                                   int zero = 0, int recompute = -1) {
@@ -168,7 +169,7 @@ TEST_CASE("in float, and with a vocabulary that does not divide") {
 }
 
 TEST_CASE("heads that do not divide: some ranks have one more") {
-    const trainer_test::scratch_folder folder;
+    const tutti::test::scratch_folder folder;
     auto o = run_of("local");
     o.model.heads = 5;
     o.model.width = 20;
@@ -276,7 +277,7 @@ TEST_CASE("what is kept: micro-batches in flight, or what enters stages") {
 }
 
 TEST_CASE("weights are saved whole, and loaded by any number of ranks; the same text is written") {
-    const trainer_test::scratch_folder folder;
+    const tutti::test::scratch_folder folder;
     const auto trained = [&](options o, const char* file) {
         o.quiet = false;
         o.steps = 4;
@@ -315,7 +316,7 @@ TEST_CASE("weights are saved whole, and loaded by any number of ranks; the same 
 }
 
 TEST_CASE("a run that was ended early and resumed has the bits of one that was not; other parts do not go on from it") {
-    const trainer_test::scratch_folder folder;
+    const tutti::test::scratch_folder folder;
     std::ofstream(folder / "lengths") << "1 2 3 5 8 13 16 16";
     int number = 0;
     const auto check_resumed = [&](options o) {

@@ -10,9 +10,12 @@
 
 #include <nlohmann/json.hpp>  // reports
 
-#include "scratch_folder.hpp"
+#include <support/scratch_folder.hpp>  // folders
 
 namespace trainer_test {
+
+using tutti::test::content_of;
+using tutti::test::scratch_folder;
 
 /// Writes "text" there, for runs of a second.
 inline scratch_folder& with_text(scratch_folder& folder) {

@@ -2,18 +2,15 @@
 // Needs trial.hpp and comm/threads. Queues may be devices; ranks are threads and talk on the host.
 #pragma once
 
-#include <atomic>   // steps
 #include <cstddef>  // size_t
 #include <cstdint>  // steps
-#include <string>   // messages
-#include <vector>   // blamed ranks
 
-#include <support/failure.hpp>         // expect
 #include <tutti/comm/threads.hpp>      // ranks
 #include <tutti/zeroth/offload.hpp>    // under test
 #include <tutti/zeroth/replicate.hpp>  // under test
 
-#include "trial.hpp"  // the toy
+#include "mismatch.hpp"  // who is blamed
+#include "trial.hpp"     // the toy
 
 namespace tutti::test {
 
@@ -37,33 +34,21 @@ public:
 };
 
 // What 3 ranks throw that compare weights every 3 steps, where rank 1's flips in step `at`, counted from 1; "nothing" if
-// they make all of 7 steps. `found`: the step that threw.
-template <queue Q, class Flip> std::string flipped(std::uint64_t at, std::uint64_t& found, Flip flip) {
-    std::string text = "nothing";
-    std::atomic<std::uint64_t> last{0};
-    try {
-        comm::threads::launch(3, [&](comm::threads& world) {
-            zeroth::pinned_store<float, Q> store(zeroth::model_layout(chain_shape{3}.shape(), sizeof(float)));
-            fill(store, chain_reference<float>({3}));
-            Q q{};
-            flipping_model<Q, Flip> model(q, flip);
-            zeroth::offload<Q, float, decltype(model)> p(q, model, store, {.slot_count = 2, .blocks_resident = 1});
-            zeroth::replicated tuning(world.duplicate("tuning"), p, {.sides = zeroth::estimate::one_sided, .seed = 4},
-                                      {.data = 3, .shards = 3, .check_every = 3});
-            for (std::uint64_t step = 1; step <= 7; ++step) {
-                model.armed = world.rank() == 1 && step == at;
-                try {
-                    tuning.step(1e-4);
-                } catch (const mismatch_error& e) {
-                    expect(e.ranks() == std::vector<int>{1}, "other ranks than 1 are blamed: {}", e.what());
-                    last = step;
-                    throw;
-                }
-            }
+// they make all of 7 steps.
+template <queue Q, class Flip> mismatch flipped(std::uint64_t at, Flip flip) {
+    return mismatch_of(3, 1, 7, [&](comm::threads& world, auto run) {
+        zeroth::pinned_store<float, Q> store(zeroth::model_layout(chain_shape{3}.shape(), sizeof(float)));
+        fill(store, chain_reference<float>({3}));
+        Q q{};
+        flipping_model<Q, Flip> model(q, flip);
+        zeroth::offload<Q, float, decltype(model)> p(q, model, store, {.slot_count = 2, .blocks_resident = 1});
+        zeroth::replicated tuning(world.duplicate("tuning"), p, {.sides = zeroth::estimate::one_sided, .seed = 4},
+                                  {.data = 3, .shards = 3, .check_every = 3});
+        run([&](std::uint64_t step) {
+            model.armed = world.rank() == 1 && step == at;
+            tuning.step(1e-4);
         });
-    } catch (const mismatch_error& e) { text = e.what(); }
-    found = last;
-    return text;
+    });
 }
 
 }  // namespace tutti::test

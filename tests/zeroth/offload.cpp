@@ -230,6 +230,54 @@ TEST_CASE("overlap of a timeline: the longest of uploads, computation and offloa
     CHECK(of.exposed() == doctest::Approx(0.065));
 }
 
+TEST_CASE(
+    "tensors by their names: numbered in their order, tied where head and tail share one, found and set by them") {
+    using zeroth::model_layout;
+    using zeroth::tensor_index;
+    zeroth::model_shape named{.head = {{.count = 70, .name = "table"}, {.count = 3, .name = "bias"}},
+                              .blocks = {{{.count = 9, .decayed = false, .name = "a"}}, {{.count = 5, .name = "b"}}},
+                              .tail = {{.count = 3, .name = "gain"}, {.count = 70, .name = "table"}}};
+    const model_layout numbers({{{0, 70}, {1, 3}}, {{{2, 9, false}}, {{3, 5}}}, {{4, 3}, {0, 70}}}, 4);
+    pinned store{model_layout(named, 4)};
+    const model_layout& layout = store.layout();
+    for (std::size_t m = 0; m < layout.modules(); ++m) {
+        REQUIRE(layout.slices(m).size() == numbers.slices(m).size());
+        CHECK(layout.copied(m) == numbers.copied(m));
+        for (std::size_t k = 0; k < layout.slices(m).size(); ++k) {
+            CHECK(layout.slices(m)[k].tensor == numbers.slices(m)[k].tensor);
+            CHECK(layout.slices(m)[k].offset == numbers.slices(m)[k].offset);
+            CHECK(layout.slices(m)[k].decayed == numbers.slices(m)[k].decayed);
+        }
+    }
+    CHECK(layout.find("table") == tensor_index{0, 0});
+    CHECK(layout.find("bias") == tensor_index{0, 1});
+    CHECK(layout.find("b") == tensor_index{2, 0});
+    CHECK(layout.find("gain") == tensor_index{3, 0});
+    CHECK(layout.count("table") == 70);
+    const std::vector<float> set{5, 6, 7};
+    std::vector<float> by_place(3), by_name(3);
+    store.write("gain", set);
+    store.read(3, 0, by_place);
+    store.read("gain", by_name);
+    CHECK(by_place == set);
+    CHECK(by_name == set);
+    CHECK_THROWS_WITH_AS(store.write("grain", set), "model_layout: no tensor is called 'grain'", usage_error);
+    CHECK_THROWS_AS(store.write("table", set), usage_error);
+    // A number of its own may have a name as well; a name is of one tensor, and all are numbered or none.
+    CHECK(model_layout({{}, {{{.tensor = 8, .count = 2, .name = "x"}, {9, 2}}}, {}}, 4).find("x") ==
+          tensor_index{1, 0});
+    CHECK_THROWS_WITH_AS(model_layout({{}, {{{.count = 2}}}, {}}, 4),
+                         "model_layout: a tensor has neither a name nor a number", usage_error);
+    CHECK_THROWS_WITH_AS(model_layout({{}, {{{7, 2}, {.count = 2, .name = "x"}}}, {}}, 4),
+                         "model_layout: tensor 'x' has no number, others have one", usage_error);
+    CHECK_THROWS_WITH_AS(
+        model_layout({{}, {{{.tensor = 8, .count = 2, .name = "x"}, {.tensor = 9, .count = 2, .name = "x"}}}, {}}, 4),
+        "model_layout: tensors 8 and 9 are both called 'x'", usage_error);
+    named.blocks[1][0].name = "a";
+    CHECK_THROWS_WITH_AS(model_layout(named, 4), "model_layout: tensor 'a' is in module 1 and again in module 2",
+                         usage_error);
+}
+
 TEST_CASE("bad layouts, options and calls are refused before anything moves") {
     using zeroth::model_layout;
     using zeroth::model_shape;

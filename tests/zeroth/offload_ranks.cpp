@@ -88,15 +88,14 @@ TEST_CASE("a bit that flips in a block on one rank's device is found by the next
         auto* const first = const_cast<float*>(w.data());
         *first = std::nextafter(*first, 9.0f);
     };
-    std::uint64_t found = 0;
     for (const std::uint64_t at : {1u, 3u, 4u, 6u}) {
         CAPTURE(at);
-        const std::string text = flipped<host_queue>(at, found, flip);
-        CAPTURE(text);
-        CHECK(text.find(at <= 3 ? "agree: weights after step 2 differs" : "agree: weights after step 5 differs") !=
-              std::string::npos);
-        CHECK(found == (at <= 3 ? 3 : 6));
+        const mismatch found = flipped<host_queue>(at, flip);
+        CAPTURE(found.text);
+        CHECK(found.text.find(at <= 3 ? "agree: weights after step 2 differs"
+                                      : "agree: weights after step 5 differs") != std::string::npos);
+        CHECK(found.step == (at <= 3 ? 3 : 6));
     }
-    CHECK(flipped<host_queue>(7, found, flip) == "nothing");  // the next comparison would be after step 9
-    CHECK(flipped<host_queue>(0, found, flip) == "nothing");
+    CHECK(flipped<host_queue>(7, flip).text == "nothing");  // the next comparison would be after step 9
+    CHECK(flipped<host_queue>(0, flip).text == "nothing");
 }

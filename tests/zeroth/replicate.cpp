@@ -2,17 +2,19 @@
 // scalars alone are exchanged; replicas that differ are found, and whose.
 #include <doctest/doctest.h>  // checks
 
-#include <atomic>  // which rank
-#include <cmath>   // nextafter
-#include <limits>  // nan
-#include <string>  // texts
-#include <vector>  // runs
+#include <algorithm>  // max
+#include <cmath>      // nextafter
+#include <limits>     // nan
+#include <span>       // probes
+#include <string>     // texts
+#include <vector>     // runs
 
 #include <support/failure.hpp>         // expect
 #include <tutti/comm/counted.hpp>      // bytes on the wire
 #include <tutti/comm/threads.hpp>      // ranks
 #include <tutti/zeroth/replicate.hpp>  // under test
 
+#include "mismatch.hpp"   // who is blamed
 #include "quadratic.hpp"  // toy
 
 using namespace tutti;
@@ -20,6 +22,7 @@ using comm::threads;
 using test::expect;
 using test::quadratic;
 using test::same_run;
+using test::toy_pipeline;
 using test::toy_run;
 using test::toy_steps;
 using zeroth::division;
@@ -82,6 +85,55 @@ TEST_CASE("every division of a step has the bits of one rank") {
     same_as_one<float>(sign, {.sides = 2, .data = 2, .shards = 2});
 }
 
+namespace {
+
+// Notes the most probes that it was asked for at a time.
+struct asked {
+    toy_pipeline<float>& weights;
+    std::size_t most = 0;
+    void evaluate(std::span<const zeroth::probe> probes, std::size_t m, std::span<zeroth::loss_value> losses) {
+        most = std::max(most, probes.size());
+        weights.evaluate(probes, m, losses);
+    }
+    void update(std::span<const zeroth::pending_update> updates) { weights.update(updates); }
+    void flush() { weights.flush(); }
+    [[nodiscard]] std::uint64_t hash() { return weights.hash(); }
+};
+
+}  // namespace
+
+TEST_CASE("a rank makes as many passes of a micro-batch at a time as branches_of says") {
+    const auto expect_branches = [](const estimator& how, const division& divided, std::size_t right) {
+        CAPTURE(how.describe());
+        CAPTURE(divided.describe());
+        CHECK(zeroth::branches_of(how, divided) == right);
+        CHECK_NOTHROW(threads::launch(ranks_of(divided), [&](threads& world) {
+            std::vector<float> w = test::toy_weights<float>();
+            toy_pipeline<float> weights(host_queue(), view<float>(w), test::toy_slices(), quadratic<float>());
+            asked passes{weights};
+            zeroth::replicated driver(world.duplicate("zeroth"), passes, how, divided);
+            driver.step(0.1);
+            driver.step(0.1);
+            // Of a one-sided difference one of a pair has a single pass.
+            const bool alone = how.sides == estimate::one_sided && divided.sides == 2 && world.rank() % 2 == 1;
+            expect(passes.most == (alone ? 1 : right), "rank {} was asked for {}", world.rank(), passes.most);
+        }));
+    };
+    estimator how;
+    expect_branches(how, {}, 2);
+    expect_branches(how, {.sides = 2}, 1);
+    expect_branches(how, {.data = 2, .shards = 2}, 2);
+    how.directions = 4;
+    expect_branches(how, {}, 8);
+    expect_branches(how, {.sides = 2, .directions = 2}, 2);
+    how.sides = estimate::one_sided;
+    expect_branches(how, {}, 5);
+    expect_branches(how, {.sides = 2}, 4);
+    expect_branches(how, {.directions = 4}, 2);
+    expect_branches({.rule = update_rule::conservative}, {}, 3);
+    expect_branches({.rule = update_rule::conservative}, {.sides = 2}, 3);
+}
+
 TEST_CASE("the order of ranks does not matter, and two runs are one") {
     const estimator how{.directions = 2, .seed = 3};
     same_as_one<float>(how, {.sides = 2, .data = 2, .shards = 2, .order = {3, 1, 0, 2}});
@@ -129,78 +181,57 @@ TEST_CASE("a loss that is not finite on one rank moves no rank") {
 
 namespace {
 
-// What rank `who` of 4 throws, when `spoil(rank, weights, driver, step)` may do something before each of 8 steps.
-using toy = test::toy_pipeline<float>;
-template <class Spoil> std::string mismatch(const division& d, Spoil spoil, std::uint64_t& step_found) {
-    std::string text = "nothing";
-    std::atomic<std::uint64_t> found{~std::uint64_t{0}};
-    try {
-        threads::launch(4, [&](threads& world) {
-            std::vector<float> w = test::toy_weights<float>();
-            toy weights(host_queue(), view<float>(w), test::toy_slices(), quadratic<float>());
-            estimator how{.seed = 5};
-            double rate = 0.02;
-            spoil(world.rank(), 0, w, how, rate);
-            zeroth::replicated driver(world.duplicate("zeroth"), weights, how, d);
-            for (std::uint64_t k = 1; k <= 8; ++k) {
-                spoil(world.rank(), k, w, how, rate);
-                try {
-                    driver.step(rate);
-                } catch (const mismatch_error& e) {
-                    expect(e.ranks() == std::vector<int>{2}, "other ranks than 2 are blamed: {}", e.what());
-                    found = k;
-                    throw;
-                }
-            }
+// What 4 ranks throw when `spoil(rank, step, weights, how, rate)` may do something before each of 8 steps, and as step 0
+// before the first; rank 2 is to blame.
+using toy = toy_pipeline<float>;
+template <class Spoil> test::mismatch spoiled(const division& d, Spoil spoil) {
+    return test::mismatch_of(4, 2, 8, [&](threads& world, auto run) {
+        std::vector<float> w = test::toy_weights<float>();
+        toy weights(host_queue(), view<float>(w), test::toy_slices(), quadratic<float>());
+        estimator how{.seed = 5};
+        double rate = 0.02;
+        spoil(world.rank(), 0, w, how, rate);
+        zeroth::replicated driver(world.duplicate("zeroth"), weights, how, d);
+        run([&](std::uint64_t k) {
+            spoil(world.rank(), k, w, how, rate);
+            driver.step(rate);
         });
-    } catch (const mismatch_error& e) { text = e.what(); }
-    step_found = found;
-    return text;
+    });
 }
 
 }  // namespace
 
 TEST_CASE("a replica that differs is found within the steps between checks; other seeds and rates at once") {
     const division d{.sides = 2, .data = 2, .shards = 2, .check_every = 3};
-    std::uint64_t at = 0;
-    const auto contains = [](const std::string& text, const char* part) {
-        CAPTURE(text);
-        CHECK(text.find(part) != std::string::npos);
+    const auto expect_found = [&](auto spoil, const char* text, std::uint64_t step) {
+        const test::mismatch found = spoiled(d, spoil);
+        CAPTURE(found.text);
+        CHECK(found.text.find(text) != std::string::npos);
+        CHECK(found.step == step);
     };
-    CHECK(mismatch(
-              d, [](int, std::uint64_t, auto&, auto&, auto&) {}, at) == "nothing");
+    expect_found([](int, std::uint64_t, auto&, auto&, auto&) {}, "nothing", 0);
     // One bit of one weight, before the fourth step: found at the check behind the sixth.
-    contains(mismatch(
-                 d,
-                 [](int rank, std::uint64_t step, std::vector<float>& w, auto&, auto&) {
-                     if (rank == 2 && step == 4) { w[33] = std::nextafter(w[33], 9.0f); }
-                 },
-                 at),
-             "agree: weights after step 5 differs");
-    CHECK(at == 6);
+    expect_found(
+        [](int rank, std::uint64_t step, std::vector<float>& w, auto&, auto&) {
+            if (rank == 2 && step == 4) { w[33] = std::nextafter(w[33], 9.0f); }
+        },
+        "agree: weights after step 5 differs", 6);
     // Before the first: at the start.
-    contains(mismatch(
-                 d,
-                 [](int rank, std::uint64_t step, std::vector<float>& w, auto&, auto&) {
-                     if (rank == 2 && step == 0) { w[0] = 0; }
-                 },
-                 at),
-             "agree: weights at the start differs");
-    contains(mismatch(
-                 d,
-                 [](int rank, std::uint64_t step, auto&, estimator& how, auto&) {
-                     if (rank == 2 && step == 0) { how.seed = 6; }
-                 },
-                 at),
-             "agree: zeroth's options differs");
-    contains(mismatch(
-                 d,
-                 [](int rank, std::uint64_t step, auto&, auto&, double& rate) {
-                     if (rank == 2 && step == 4) { rate = 0.021; }
-                 },
-                 at),
-             "agree: step number, seed or learning rate of step 3 differs");
-    CHECK(at == 4);
+    expect_found(
+        [](int rank, std::uint64_t step, std::vector<float>& w, auto&, auto&) {
+            if (rank == 2 && step == 0) { w[0] = 0; }
+        },
+        "agree: weights at the start differs", 0);
+    expect_found(
+        [](int rank, std::uint64_t step, auto&, estimator& how, auto&) {
+            if (rank == 2 && step == 0) { how.seed = 6; }
+        },
+        "agree: zeroth's options differs", 0);
+    expect_found(
+        [](int rank, std::uint64_t step, auto&, auto&, double& rate) {
+            if (rank == 2 && step == 4) { rate = 0.021; }
+        },
+        "agree: step number, seed or learning rate of step 3 differs", 4);
 }
 
 TEST_CASE("a run that resumes at a step goes on as if it had not stopped") {

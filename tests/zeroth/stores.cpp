@@ -7,8 +7,6 @@
 #include <cmath>      // fabs
 #include <cstring>    // memcmp
 #include <cstddef>    // size_t
-#include <cstdio>     // remove
-#include <cstdlib>    // mkdtemp
 #include <string>     // paths
 #include <vector>     // weights
 
@@ -16,6 +14,7 @@
 
 #include <doctest/doctest.h>  // checks
 
+#include <support/scratch_folder.hpp>      // a file
 #include <tutti/zeroth/float8_wire.hpp>    // eight bits
 #include <tutti/zeroth/offload.hpp>        // pipeline
 #include <tutti/zeroth/renewed_store.hpp>  // under test
@@ -29,22 +28,6 @@ using namespace tutti::test;
 namespace {
 
 const host_queue q;
-
-// A file in a folder of its own, gone at the end.
-struct scratch_file {
-    std::string folder = "/tmp/tutti_zeroth_XXXXXX";
-    std::string path;
-    scratch_file() {
-        REQUIRE(mkdtemp(folder.data()) != nullptr);
-        path = folder + "/weights";
-    }
-    scratch_file(const scratch_file&) = delete;
-    scratch_file& operator=(const scratch_file&) = delete;
-    ~scratch_file() {
-        std::remove(path.c_str());
-        ::rmdir(folder.c_str());
-    }
-};
 
 using disk = zeroth::disk_store<float, host_queue>;
 zeroth::model_layout layout_of(std::size_t blocks, std::size_t element) {
@@ -188,9 +171,10 @@ TEST_CASE("weights in a file: the bits of the reference, bounded memory, and the
         for (const std::size_t slot_count : {1u, 3u}) {
             CAPTURE(blocks);
             CAPTURE(slot_count);
-            const scratch_file file;
+            const scratch_folder folder;
+            const std::string file = (folder / "weights").string();
             {
-                disk store(layout_of(blocks, sizeof(float)), file.path);
+                disk store(layout_of(blocks, sizeof(float)), file);
                 fill(store, chain_reference<float>({blocks}));
                 CHECK(store.bytes() == 0);
                 CHECK(by_pipeline<float>(
@@ -202,7 +186,7 @@ TEST_CASE("weights in a file: the bits of the reference, bounded memory, and the
                     CHECK(store.bytes() == memory);
                 }
             }
-            disk again(layout_of(blocks, sizeof(float)), file.path);
+            disk again(layout_of(blocks, sizeof(float)), file);
             CHECK(holds(again, expected.weights));
         }
     }
@@ -223,8 +207,9 @@ TEST_CASE("a block that is still on its way to the file is not read from it") {
             p.update({&u, 1});
         }
     };
-    const scratch_file file;
-    disk store(layout, file.path);
+    const scratch_folder folder;
+    const std::string file = (folder / "weights").string();
+    disk store(layout, file);
     train(store);
     zeroth::pinned_store<float, host_queue> expected(layout);
     train(expected);
@@ -234,14 +219,15 @@ TEST_CASE("a block that is still on its way to the file is not read from it") {
 TEST_CASE("a file that cannot be had, or is cut meanwhile, is an error with the system's reason") {
     CHECK_THROWS_WITH_AS(disk(layout_of(1, sizeof(float)), "/nowhere/weights"),
                          "disk_store: cannot open '/nowhere/weights': No such file or directory (2)", backend_error);
-    const scratch_file file;
-    disk store(layout_of(3, sizeof(float)), file.path);
+    const scratch_folder folder;
+    const std::string file = (folder / "weights").string();
+    disk store(layout_of(3, sizeof(float)), file);
     chain_model<host_queue, float, no_pause> model({}, 2, {});
     zeroth::offload<host_queue, float, decltype(model)> p({}, model, store, {.slot_count = 1, .prefetch = false});
     std::vector<double> losses;
     const trial t;
     take_step(p, t, 0, losses);
-    REQUIRE(::truncate(file.path.c_str(), 4096) == 0);
+    REQUIRE(::truncate(file.c_str(), 4096) == 0);
     CHECK_THROWS_AS(take_step(p, t, 1, losses), backend_error);
     CHECK_THROWS_WITH_AS(p.flush(), "offload: used after an error", usage_error);
 }

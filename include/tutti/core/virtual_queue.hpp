@@ -150,9 +150,14 @@ public:
         const virtual_rates& r = recording_->rates;
         charge_seconds(name, std::max(c.bytes / r.bytes_per_second, c.flops / r.flops_per_second));
     }
-    /// Bytes that pass over the link to the host.
-    void charge_transfer(std::string_view name, std::size_t bytes) {
-        charge_seconds(name, static_cast<double>(bytes) / recording_->rates.host_bytes_per_second);
+    /// What passes over the link to the host. Errors: usage_error when sizes differ.
+    template <class T>
+    void charge_transfer(std::string_view name, view<T, phantom_memory> in,
+                         view<std::remove_const_t<T>, phantom_memory> out) {
+        if (in.size() != out.size()) {
+            throw usage_error(formatted("{}: sizes differ (in {}, out {})", name, in.size(), out.size()));
+        }
+        charge_seconds(name, static_cast<double>(in.size_bytes()) / recording_->rates.host_bytes_per_second);
     }
     /// What is given to any stream of the rank from now on runs behind what this one has been given so far.
     void hold_host() {
@@ -201,17 +206,11 @@ static_assert(timed_queue<virtual_queue> && charging_queue<virtual_queue>);
 /// Errors  usage_error when sizes differ.
 template <class T>
 void upload(virtual_queue q, view<T, phantom_memory> in, view<std::remove_const_t<T>, phantom_memory> out) {
-    if (in.size() != out.size()) {
-        throw usage_error(formatted("upload: sizes differ (in {}, out {})", in.size(), out.size()));
-    }
-    q.charge_transfer("upload", in.size_bytes());
+    q.charge_transfer("upload", in, out);
 }
 template <class T>
 void download(virtual_queue q, view<T, phantom_memory> in, view<std::remove_const_t<T>, phantom_memory> out) {
-    if (in.size() != out.size()) {
-        throw usage_error(formatted("download: sizes differ (in {}, out {})", in.size(), out.size()));
-    }
-    q.charge_transfer("download", in.size_bytes());
+    q.charge_transfer("download", in, out);
 }
 
 /// Virtual time at which each stream of one rank ends, all its streams resolved against their events.

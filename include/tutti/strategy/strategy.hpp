@@ -5,6 +5,7 @@
 
 #include <concepts>  // move_constructible
 #include <cstddef>   // size_t
+#include <limits>    // a rate that was not given
 #include <span>      // state
 #include <string>    // names
 #include <vector>    // parameter list
@@ -26,7 +27,7 @@ struct micro_batch {
 
 /// What a step is told.
 struct hyper {
-    double learning_rate = 0;
+    double learning_rate = std::numeric_limits<double>::quiet_NaN();  ///< has no default: a step without it throws
     double clip_norm = 0;  ///< global gradient norm is limited to this; 0: no clipping
 };
 

@@ -104,6 +104,16 @@ public:
     /// Which elements of a module's run are here.
     [[nodiscard]] part own(std::size_t m) const { return layout_.part_of(m, rank_); }
 
+    /// Sets the tensor of a name: the elements that this rank has.
+    void write(std::string_view name, view<const T> whole) {
+        const tensor_index at = layout_.find(name);
+        write(at.module, at.slice, whole);
+    }
+    /// Reads the elements of the tensor of a name that this rank has; the others of `whole` stay as they are.
+    void read(std::string_view name, view<T> whole) {
+        const tensor_index at = layout_.find(name);
+        read(at.module, at.slice, whole);
+    }
     /// Sets tensor `k` of module `m` (by its place among the module's own): the elements that this rank has.
     void write(std::size_t m, std::size_t k, view<const T> whole) {
         each_piece(m, k, whole.size(), "write",

@@ -1,17 +1,19 @@
 // division: which rank makes which forward passes of a step: sides of the difference, shards of the batch, directions.
-// Needs core/error. Pure arithmetic.
+// Needs zeroth/estimator. Pure arithmetic.
 // Source: perturbation, data and two-dimensional parallelism: DistZO2, arXiv 2507.03211; directions over ranks: as in
 // evolution strategies, Salimans et al., arXiv 1703.03864. Shards apart from ranks, so that results do not depend on the
 // number of ranks, are ours.
 #pragma once
 
-#include <cstddef>  // size_t
-#include <cstdint>  // directions
-#include <string>   // descriptions
-#include <vector>   // orders
+#include <algorithm>  // max
+#include <cstddef>    // size_t
+#include <cstdint>    // directions
+#include <string>     // descriptions
+#include <vector>     // orders
 
-#include <tutti/core/error.hpp>  // usage_error
-#include <tutti/core/text.hpp>   // formatted
+#include <tutti/core/error.hpp>        // usage_error
+#include <tutti/core/text.hpp>         // formatted
+#include <tutti/zeroth/estimator.hpp>  // estimator
 
 namespace tutti::zeroth {
 
@@ -74,5 +76,14 @@ struct division {
         return rank;
     }
 };
+
+/// Forward passes that a rank makes of a micro-batch at a time: of so many branches a block_model has activations.
+[[nodiscard]] inline std::size_t branches_of(const estimator& how, const division& divided = {}) {
+    const std::size_t own = how.directions / static_cast<std::size_t>(divided.directions);
+    const bool base = how.sides == estimate::one_sided;  // one pass for all directions, on one of the sides
+    const std::size_t both = base ? own + 1 : 2 * own;
+    const std::size_t of_steps = divided.sides == 2 ? own : both;
+    return how.rule == update_rule::conservative ? std::max<std::size_t>(of_steps, 3) : of_steps;
+}
 
 }  // namespace tutti::zeroth

@@ -37,9 +37,8 @@ template <class T, memory M> using module_weights = std::span<const view<const T
 /// A model that runs module by module on a queue.
 ///
 /// Semantics  a pass calls head, all blocks in order and tail, each once for every branch; `branch` counts the probes of
-///            the pass from 0, and the model keeps activations of each, all of one micro-batch. `replicated` makes 2
-///            probes for each direction of the rank, 1 where two ranks share the sides, one more than directions where
-///            the estimate is one-sided, and 3 in a pass of its own for the conservative rule. Calls only enqueue.
+///            the pass from 0, and the model keeps activations of each, all of one micro-batch: `branches_of` says of how
+///            many where `replicated` makes the steps. Calls only enqueue.
 ///            `tail` leaves two numbers in `loss`: the mean loss, and by what it is to be weighted beside other
 ///            micro-batches and ranks (the tokens that counted). Losses are computed in float or wider.
 template <class F, class Q, class T>

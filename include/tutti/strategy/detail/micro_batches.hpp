@@ -22,6 +22,9 @@ namespace tutti::strategy::detail {
 /// Errors  usage_error naming the value.
 inline void expect_valid(const hyper& h) {
     if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
+    if (std::isnan(h.learning_rate)) {
+        throw usage_error("step: no learning rate, or not a number; give it as in step({.learning_rate = 1e-3})");
+    }
     if (!(h.learning_rate >= 0) || !std::isfinite(h.learning_rate)) {
         throw usage_error(formatted("step: learning rate is {}, expected a number of 0 or more", h.learning_rate));
     }

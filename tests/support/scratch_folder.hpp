@@ -10,7 +10,7 @@
 #include <string>        // texts
 #include <system_error>  // error_code
 
-namespace trainer_test {
+namespace tutti::test {
 
 [[nodiscard]] inline std::string content_of(const std::filesystem::path& file) {
     std::ifstream in(file, std::ios::binary);
@@ -23,7 +23,7 @@ class scratch_folder {
 
 public:
     scratch_folder() {
-        std::string name = (std::filesystem::temp_directory_path() / "tutti_trainer_XXXXXX").string();
+        std::string name = (std::filesystem::temp_directory_path() / "tutti_test_XXXXXX").string();
         if (::mkdtemp(name.data()) == nullptr) { throw std::runtime_error("no temporary folder can be made"); }
         path_ = name;
     }
@@ -37,4 +37,4 @@ public:
     [[nodiscard]] std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
 };
 
-}  // namespace trainer_test
+}  // namespace tutti::test
