@@ -28,7 +28,8 @@ struct cudnn_options {
     /// Backward gives the same bits in every run. Before Blackwell cuDNN then writes all scores' gradients, of 16 bits,
     /// into its workspace.
     bool deterministic = true;
-    std::size_t workspace = std::size_t{1} << 31;  ///< bytes for those: calls are to be cut accordingly
+    /// Bytes for those: calls are to be cut accordingly. Of long sequences 16 GiB save a tenth of the time.
+    std::size_t workspace = std::size_t{1} << 31;
 };
 
 /// cuDNN's attention, for heads of up to 128 numbers, a multiple of 8.
