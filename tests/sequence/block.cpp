@@ -24,6 +24,12 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
+// PrimeIntellect-ai/prime-rl#1305: padding by len % m instead of up to the next multiple.
+static_assert(sequence::detail::fused_rows(1) == 128 && sequence::detail::fused_rows(128) == 128);
+static_assert(sequence::detail::fused_rows(129) == 256 && sequence::detail::fused_rows(1024) == 1024);
+static_assert(sequence::detail::fused_rows(1025) == 1280 && sequence::detail::fused_rows(2048) == 2048);
+static_assert(sequence::detail::fused_rows(2049) == 2560 && sequence::detail::fused_rows(32768) == 32768);
+
 // One sequence of a problem as blocks of rows, and what comes of it.
 struct block_data {
     problem of;
@@ -166,6 +172,21 @@ TEST_CASE("merged parts are finite and right, however far apart their sums are, 
         const double expected = largest + static_cast<double>(std::log(total));
         CHECK(std::fabs(log_sum - expected) <= std::max(1e-14, of_sums));
     }
+}
+
+TEST_CASE("a merge is one pass over what it reads and writes") {
+    // zhuzilin/ring-flash-attention#60: merges of several passes took longer than attention in some steps.
+    const auto bytes_of = [](auto other, auto kept, auto to) {
+        using M = host_memory;
+        sequence::merge_operation<float, M, decltype(other), decltype(kept), decltype(to)> m;
+        m.other_out.tokens = m.kept.tokens = m.out.tokens = m.log_sum_exp.tokens = 10;
+        m.other_out.heads = m.kept.heads = m.out.heads = m.log_sum_exp.heads = 3;
+        m.other_out.width = m.kept.width = m.out.width = 8;
+        m.log_sum_exp.width = 1;
+        return m.cost().bytes;
+    };
+    CHECK(bytes_of(float{}, float{}, float{}) == 240 * 12 + 30 * 12);
+    CHECK(bytes_of(bfloat16{}, float{}, bfloat16{}) == 240 * 8 + 30 * 12);
 }
 
 TEST_CASE("a query that sees no key gets 0 and -inf, gives gradients of exactly 0, and changes nothing when merged") {
