@@ -9,6 +9,7 @@
 #include <span>       // first rows
 #include <vector>     // rows
 
+#include <tutti/comm/cost.hpp>                       // collectives
 #include <tutti/compress/gain.hpp>                   // what compression takes
 #include <tutti/compress/quantize.hpp>               // a compressor
 #include <tutti/parallel/pipeline_replay.hpp>        // schedules by the clock
@@ -304,6 +305,31 @@ TEST_CASE("stages that run again take what full recomputation takes, and attenti
         CHECK(b.memory == a.memory);
         CHECK(b.tensor == a.tensor);
         CHECK(b.bubble - a.bubble == doctest::Approx(plan::detail::bubble_share(full) * again).epsilon(1e-9));
+    }
+}
+
+TEST_CASE("a forward is a third of a micro-batch's passes, and a quarter where it is made twice") {
+    const model_shape m{12, 768, 12, 50304, 1024};
+    machine on = hgx_h100;
+    on.inside.bytes_per_second = 10e9;  // what is gathered takes longer than a forward
+    on.interference = 0;
+    for (const recomputation again : {recomputation::selective, recomputation::full, recomputation::stages}) {
+        job j{.data = 8, .zero_stage = 1, .micro_batch = 4};
+        j.recompute = again;
+        const step_time t = time_of_step(m, j, on);
+        const double head = 6.0 * 4 * 1024 * 768 * 50304 / (on.flops * on.product_efficiency);
+        const double micro_batch = t.products - head + t.memory;
+        const double forward = micro_batch / (again == recomputation::selective ? 3 : 4);
+        // ZeRO-1: gradients of 12 layers beside backward, their values beside the forward of the next step.
+        const double bytes = 2.0 * static_cast<double>(m.parameters()) / 12;
+        const auto each = [&](comm::collective kind) {
+            return comm::time_of(kind, bytes, on.group_of(8, 1)).seconds();
+        };
+        const auto waited = [](double one, double beside) { return std::max(one, 12 * one - beside * 11 / 12); };
+        const double reduce = each(comm::collective::reduce_scatter), gather = each(comm::collective::all_gather);
+        const double exposed = waited(reduce, micro_batch - forward) + waited(gather, forward);
+        CHECK(t.data == doctest::Approx(exposed).epsilon(1e-9));
+        CHECK(t.hidden == doctest::Approx(12 * (reduce + gather) - exposed).epsilon(1e-9));
     }
 }
 
