@@ -273,6 +273,28 @@ TEST_CASE("bubbles and messages that are waited for are those of this library's 
     }
 }
 
+TEST_CASE("ranks of a group: on how many nodes, and what share of links they get") {
+    machine on = hgx_h100;
+    on.link_efficiency = 0.5;
+    const auto expect = [&](const comm::two_levels& g, int ranks, int nodes, int largest, int smallest) {
+        CHECK(g.ranks == ranks);
+        CHECK(g.nodes == nodes);
+        CHECK(g.largest_node == largest);
+        CHECK(g.smallest_node == smallest);
+        CHECK(g.inside.bytes_per_second == 225e9);
+        CHECK(g.between.bytes_per_second == 25e9);
+        CHECK(g.inside.latency_seconds == on.inside.latency_seconds);
+        CHECK(g.between.latency_seconds == on.between.latency_seconds);
+    };
+    expect(on.group_of(8, 1), 8, 1, 8, 8);
+    expect(on.group_of(20, 1), 20, 3, 8, 4);
+    expect(on.group_of(6, 2), 6, 2, 4, 2);
+    expect(on.group_of(3, 16), 3, 3, 1, 1);
+    CHECK(on.link_of(8, 1).bytes_per_second == 225e9);
+    CHECK(on.link_of(2, 4).bytes_per_second == 225e9);
+    CHECK(on.link_of(3, 4).bytes_per_second == 25e9);
+}
+
 TEST_CASE("FLOPs of the model and of the hardware") {
     const model_shape m{96, 12288, 96, 51200, 2048};
     job j{.data = 4, .micro_batch = 2, .micro_batches = 3};
