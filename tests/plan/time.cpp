@@ -333,7 +333,7 @@ TEST_CASE("stages that run again take what full recomputation takes, and attenti
 TEST_CASE("a forward is a third of a micro-batch's passes, and a quarter where it is made twice") {
     const model_shape m{12, 768, 12, 50304, 1024};
     machine on = hgx_h100;
-    on.inside.bytes_per_second = 10e9;  // what is gathered takes longer than a forward
+    on.inside.bytes_per_second = 60e9;  // what is gathered takes longer than a forward, not longer than a backward
     on.interference = 0;
     for (const recomputation again : {recomputation::selective, recomputation::full, recomputation::stages}) {
         job j{.data = 8, .zero_stage = 1, .micro_batch = 4};
@@ -350,6 +350,8 @@ TEST_CASE("a forward is a third of a micro-batch's passes, and a quarter where i
         const auto waited = [](double one, double beside) { return std::max(one, 12 * one - beside * 11 / 12); };
         const double reduce = each(comm::collective::reduce_scatter), gather = each(comm::collective::all_gather);
         const double exposed = waited(reduce, micro_batch - forward) + waited(gather, forward);
+        CHECK(waited(reduce, micro_batch - forward) == reduce);
+        CHECK(waited(gather, forward) > 1.5 * gather);
         CHECK(t.data == doctest::Approx(exposed).epsilon(1e-9));
         CHECK(t.hidden == doctest::Approx(12 * (reduce + gather) - exposed).epsilon(1e-9));
     }
