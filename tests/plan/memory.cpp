@@ -143,6 +143,7 @@ TEST_CASE("what strategies hold beside states") {
     constexpr double bucket = 16 << 20;
     CHECK(bytes({}) == 0);
     CHECK(bytes({.data = 8}) == 0);
+    for (const int stage : {1, 2, 3}) { CHECK(bytes({.zero_stage = stage}) == 0); }  // nobody to share with
     CHECK(bytes({.data = 8, .zero_stage = 1}) == 2.0 * p / 8);
     CHECK(bytes({.data = 8, .zero_stage = 2}) == 2 * bucket);
     CHECK(bytes({.data = 8, .zero_stage = 3}) == 4 * bucket);
@@ -198,6 +199,9 @@ TEST_CASE("a V: the first rank has the first and the last stage, and all hold as
     // Keeping nothing else, the last rank has most: logits.
     j = {.pipeline = 4, .recompute = recomputation::full, .micro_batches = 8};
     CHECK(peak_of({8, 512, 8, 65536, 256}, j).stage == 3);
+    job kept = j;
+    kept.recompute = recomputation::selective;
+    CHECK(memory_of_rank(m, j, 1).working == layer_activation_bytes(m, kept));  // of the layer that runs again
     // Of few words, it is the second, which keeps inputs too: 3 (4 + 2) of rows x hidden against 4 x 4.
     j.micro_batch = 512;
     CHECK(peak_of({8, 512, 8, 64, 256}, j).stage == 1);

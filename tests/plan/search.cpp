@@ -64,7 +64,7 @@ machine some_machine(std::mt19937_64& random) {
 
 search_space everything(int ranks, std::int64_t sequences) {
     search_space s{.ranks = ranks, .sequences = sequences};
-    s.recomputations = {recomputation::none, recomputation::selective, recomputation::full};
+    s.recomputations = {recomputation::none, recomputation::selective, recomputation::full, recomputation::stages};
     s.compressions = {4, 32};
     s.taus = {4, 12};
     s.delayed = true;
@@ -147,6 +147,18 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
     CHECK(expected.size() > 2000);
     CHECK(found.size() == expected.size());
     CHECK(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
+}
+
+TEST_CASE("where nothing is shared, the lowest of the stages that may be") {
+    search_space space{.ranks = 4, .sequences = 8};
+    space.zero_stages = {3, 2};
+    std::size_t alone = 0, shared = 0;
+    for_each_job(small, hgx_h100, space, [&](const job& j) {
+        CHECK((j.zero_stage == 2 || (j.zero_stage == 3 && j.shards() > 1)));
+        ++(j.shards() == 1 ? alone : shared);
+    });
+    CHECK(alone > 0);
+    CHECK(shared > 0);
 }
 
 TEST_CASE("the search has what trying everything has, in the same order, and tries a small part") {

@@ -9,6 +9,7 @@
 #include <span>       // first rows
 #include <vector>     // rows
 
+#include <tutti/comm/cost.hpp>                       // collectives
 #include <tutti/compress/gain.hpp>                   // what compression takes
 #include <tutti/compress/quantize.hpp>               // a compressor
 #include <tutti/parallel/pipeline_replay.hpp>        // schedules by the clock
@@ -272,6 +273,28 @@ TEST_CASE("bubbles and messages that are waited for are those of this library's 
     }
 }
 
+TEST_CASE("ranks of a group: on how many nodes, and what share of links they get") {
+    machine on = hgx_h100;
+    on.link_efficiency = 0.5;
+    const auto expect = [&](const comm::two_levels& g, int ranks, int nodes, int largest, int smallest) {
+        CHECK(g.ranks == ranks);
+        CHECK(g.nodes == nodes);
+        CHECK(g.largest_node == largest);
+        CHECK(g.smallest_node == smallest);
+        CHECK(g.inside.bytes_per_second == 225e9);
+        CHECK(g.between.bytes_per_second == 25e9);
+        CHECK(g.inside.latency_seconds == on.inside.latency_seconds);
+        CHECK(g.between.latency_seconds == on.between.latency_seconds);
+    };
+    expect(on.group_of(8, 1), 8, 1, 8, 8);
+    expect(on.group_of(20, 1), 20, 3, 8, 4);
+    expect(on.group_of(6, 2), 6, 2, 4, 2);
+    expect(on.group_of(3, 16), 3, 3, 1, 1);
+    CHECK(on.link_of(8, 1).bytes_per_second == 225e9);
+    CHECK(on.link_of(2, 4).bytes_per_second == 225e9);
+    CHECK(on.link_of(3, 4).bytes_per_second == 25e9);
+}
+
 TEST_CASE("FLOPs of the model and of the hardware") {
     const model_shape m{96, 12288, 96, 51200, 2048};
     job j{.data = 4, .micro_batch = 2, .micro_batches = 3};
@@ -304,6 +327,33 @@ TEST_CASE("stages that run again take what full recomputation takes, and attenti
         CHECK(b.memory == a.memory);
         CHECK(b.tensor == a.tensor);
         CHECK(b.bubble - a.bubble == doctest::Approx(plan::detail::bubble_share(full) * again).epsilon(1e-9));
+    }
+}
+
+TEST_CASE("a forward is a third of a micro-batch's passes, and a quarter where it is made twice") {
+    const model_shape m{12, 768, 12, 50304, 1024};
+    machine on = hgx_h100;
+    on.inside.bytes_per_second = 60e9;  // what is gathered takes longer than a forward, not longer than a backward
+    on.interference = 0;
+    for (const recomputation again : {recomputation::selective, recomputation::full, recomputation::stages}) {
+        job j{.data = 8, .zero_stage = 1, .micro_batch = 4};
+        j.recompute = again;
+        const step_time t = time_of_step(m, j, on);
+        const double head = 6.0 * 4 * 1024 * 768 * 50304 / (on.flops * on.product_efficiency);
+        const double micro_batch = t.products - head + t.memory;
+        const double forward = micro_batch / (again == recomputation::selective ? 3 : 4);
+        // ZeRO-1: gradients of 12 layers beside backward, their values beside the forward of the next step.
+        const double bytes = 2.0 * static_cast<double>(m.parameters()) / 12;
+        const auto each = [&](comm::collective kind) {
+            return comm::time_of(kind, bytes, on.group_of(8, 1)).seconds();
+        };
+        const auto waited = [](double one, double beside) { return std::max(one, 12 * one - beside * 11 / 12); };
+        const double reduce = each(comm::collective::reduce_scatter), gather = each(comm::collective::all_gather);
+        const double exposed = waited(reduce, micro_batch - forward) + waited(gather, forward);
+        CHECK(waited(reduce, micro_batch - forward) == reduce);
+        CHECK(waited(gather, forward) > 1.5 * gather);
+        CHECK(t.data == doctest::Approx(exposed).epsilon(1e-9));
+        CHECK(t.hidden == doctest::Approx(12 * (reduce + gather) - exposed).epsilon(1e-9));
     }
 }
 
