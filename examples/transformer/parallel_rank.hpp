@@ -96,6 +96,7 @@ private:
         return b;
     }
     [[nodiscard]] int last_stage() const { return schedule_.stages() - 1; }
+
 public:
     parallel_rank(World& world, Device& device, const options& o, tutti::schedule::timeline* trace)
         : world_(world)

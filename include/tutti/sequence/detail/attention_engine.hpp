@@ -65,7 +65,10 @@ public:
     /// Connects all pairs of ranks, on this communicator and on the lane's. Collective, ordered on the queue.
     void connect() {
         comm::connect_all(comm_);
-        lane_.submit("connect", [](C& comm) { comm::connect_all(comm); }, this->queue_).wait(this->queue_);
+        lane_
+            .submit(
+                "connect", [](C& comm) { comm::connect_all(comm); }, this->queue_)
+            .wait(this->queue_);
     }
 
 protected:
