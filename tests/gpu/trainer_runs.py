@@ -1,12 +1,14 @@
 """What the tests of the trainer on GPUs share: how it is run, on threads or processes, and how losses are compared.
-sys.argv is that of the tests: [--only CHECK,...] [--ranks N,...] [--at-once N] TRANSFORMER [MPIRUN OPTIONS...]. The
-options leave out checks, and run several side by side: a run spends most of its time on starting.
+sys.argv is that of the tests: [--only EXPRESSION] [--at-once N] TRANSFORMER [MPIRUN OPTIONS...]. --only leaves out checks
+whose name, number of ranks and layout, such as "check_files on 2 tp 1 pp 2 ...", the regular expression is not found in;
+--at-once runs several side by side: a run spends most of its time on starting.
 """
 
 import argparse
 import concurrent.futures
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -14,7 +16,6 @@ import threading
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--only", default="")
-parser.add_argument("--ranks", default="")
 parser.add_argument("--at-once", type=int, default=1)
 parser.add_argument("program")
 parser.add_argument("mpirun", nargs=argparse.REMAINDER)
@@ -147,10 +148,9 @@ def run_checks(alone, together):
                 if not on.possible:
                     print("left out: %d ranks, there are %d GPUs and no mpirun" % (count, present))
                     continue
-                if ARGUMENTS.ranks and str(count) not in ARGUMENTS.ranks.split(","):
-                    continue
                 for check, *arguments in alone if count == 1 else together(count):
-                    if not ARGUMENTS.only or check.__name__ in ARGUMENTS.only.split(","):
+                    words = (word.lstrip("-") for layout in arguments if isinstance(layout, tuple) for word in layout)
+                    if re.search(ARGUMENTS.only, " ".join((check.__name__, "on", str(count), *words))):
                         started.append(pool.submit(run, check, on, arguments))
         for each in started:
             each.result()  # raises what is an error of the test itself

@@ -65,10 +65,8 @@ public:
     /// Connects all pairs of ranks, on this communicator and on the lane's. Collective, ordered on the queue.
     void connect() {
         comm::connect_all(comm_);
-        lane_
-            .submit(
-                "connect", [](C& comm) { comm::connect_all(comm); }, this->queue_)
-            .wait(this->queue_);
+        const auto connect_lane = [](C& comm) { comm::connect_all(comm); };
+        lane_.submit("connect", connect_lane, this->queue_).wait(this->queue_);
     }
 
 protected:
