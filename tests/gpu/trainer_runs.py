@@ -152,6 +152,8 @@ def run_checks(alone, together):
                     words = (word.lstrip("-") for layout in arguments if isinstance(layout, tuple) for word in layout)
                     if re.search(ARGUMENTS.only, " ".join((check.__name__, "on", str(count), *words))):
                         started.append(pool.submit(run, check, on, arguments))
+        if not started:
+            sys.exit("--only: no check has '%s' in it" % ARGUMENTS.only)
         for each in started:
             each.result()  # raises what is an error of the test itself
     if failures:
