@@ -12,6 +12,7 @@
 #include <utility>    // move, exchange
 #include <vector>     // layers
 
+#include <tutti/core/elementwise.hpp>    // fill
 #include <tutti/core/queue.hpp>          // queues with marks
 #include <tutti/core/view.hpp>           // rows
 #include <tutti/schedule/timeline.hpp>   // trace
@@ -27,11 +28,14 @@ namespace transformer {
 /// An engine, with what is in each slot.
 ///
 /// Semantics  the calls are the engine's own; collective, but to plan what is planned already costs nothing. Backward may
-///            follow other plans: the one of its forward holds again by then. most_rows: that a rank may have. take_seconds: spent in
-///            attention since the last call of it, waiting for other ranks included. measured_cost: seconds that this
+///            follow other plans: the one of its forward holds again by then. rehearse: until it is taken back, forward
+///            and backward give zeros, and no rank waits for another. most_rows: that a rank may have. take_seconds: spent
+///            in attention since the last call of it, waiting for other ranks included. measured_cost: seconds that this
 ///            rank takes for attention, forward, of a sequence in one layer; timed now, within a second.
 template <class T> struct document_attention : shared_attention<T> {
     virtual void plan(std::span<const std::int64_t> lengths) = 0;
+    virtual void connect() = 0;
+    virtual void rehearse(bool yes) = 0;
     [[nodiscard]] virtual std::span<const tutti::sequence::piece> pieces() const = 0;
     [[nodiscard]] virtual std::span<const std::int64_t> positions() const = 0;
     [[nodiscard]] virtual const tutti::sequence::placement& placed() const = 0;
@@ -93,6 +97,7 @@ template <class Engine> class engine_attention final : public document_attention
     std::vector<typename Engine::memory> slots_;
     std::vector<std::int64_t> planned_;
     std::int64_t most_rows_;
+    bool rehearsing_ = false;
     stopwatch<Q> watch_;
     tutti::sequence::attention_cost (*measure_)(const Q&, tutti::sequence::attention_heads);
 
@@ -112,14 +117,16 @@ public:
         , most_rows_(most_rows)
         , measure_(measure) {}
     void plan(std::span<const std::int64_t> lengths) override {
+        watch_.settle();
         if (!planned_.empty() && std::equal(planned_.begin(), planned_.end(), lengths.begin(), lengths.end())) {
             return;
         }
-        watch_.settle();
         planned_.clear();  // until there is a plan
         engine_.plan(lengths);
         planned_.assign(lengths.begin(), lengths.end());
     }
+    void connect() override { engine_.connect(); }
+    void rehearse(bool yes) override { rehearsing_ = yes; }
     [[nodiscard]] std::span<const tutti::sequence::piece> pieces() const override { return engine_.pieces(); }
     [[nodiscard]] std::span<const std::int64_t> positions() const override { return engine_.positions(); }
     [[nodiscard]] const tutti::sequence::placement& placed() const override { return engine_.placed(); }
@@ -134,13 +141,16 @@ public:
     }
 
     void forward(int slot, matrix<const T> qkv, matrix<T> out) override {
+        if (rehearsing_) { return clear(out); }
         timed([&] { engine_.forward(rows(qkv), tutti::view<T, M>(out.data, out.size()), kept_in(slot)); });
     }
     void backward(int slot, matrix<const T> d_out, matrix<T> d_qkv) override {
+        if (rehearsing_) { return clear(d_qkv); }
         timed([&] { engine_.backward(rows(d_out), tutti::view<T, M>(d_qkv.data, d_qkv.size()), kept_in(slot)); });
     }
 
 private:
+    void clear(matrix<T> m) const { tutti::fill(outside_, tutti::view<T, M>(m.data, m.size()), static_cast<T>(0.0f)); }
     [[nodiscard]] static tutti::view<const T, M> rows(matrix<const T> m) { return {m.data, m.size()}; }
     [[nodiscard]] typename Engine::memory& kept_in(int slot) {
         const auto i = static_cast<std::size_t>(slot);

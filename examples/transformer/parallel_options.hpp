@@ -101,11 +101,6 @@ template <class Options> void expect_shareable_attention(const Options& o) {
     require(o.capacity == 0 || !o.lengths.empty(),
             "--capacity: sequences of one length are divided evenly; --lengths draws documents");
     if (!o.shares_attention()) { return; }
-    const char* const option = o.sp > 1 ? "--sp" : "--lengths";
-    require(o.device != "cuda",
-            fmt::format("{}: pipeline '{}' on GPUs has whole sequences of one length on every rank; --device cpu "
-                        "divides them",
-                        option, o.pipeline));
     require(o.model.context >= 2 * o.sp,
             fmt::format("--sp: {} ranks have two chunks each of a sequence, which are more than the {} tokens of "
                         "--context",

@@ -2,22 +2,20 @@
 // Needs stages.hpp, parallel_math.hpp and micro_batches.hpp. Training is parallel_training.hpp's.
 #pragma once
 
-#include <algorithm>         // copy_n, find, max_element, min
+#include <algorithm>         // max_element, min
 #include <array>             // messages
 #include <cmath>             // exp
 #include <cstdint>           // tokens
 #include <initializer_list>  // dimensions
 #include <memory>            // attention
-#include <numeric>           // reduce
 #include <optional>          // pipeline
 #include <span>              // gradients
-#include <string>            // names
 #include <utility>           // move
 #include <vector>            // micro-batches
 
 #include <fmt/format.h>                      // names of parts
+#include <tutti/comm/connect.hpp>            // connect_all
 #include <tutti/comm/counted.hpp>            // bytes on the wire
-#include <tutti/core/elementwise.hpp>        // fill
 #include <tutti/core/partition.hpp>          // heads
 #include <tutti/parallel/gradient_norm.hpp>  // model_norm
 #include <tutti/parallel/mesh.hpp>           // who does what
@@ -33,7 +31,6 @@
 #include "parallel_math.hpp"
 #include "parallel_run.hpp"
 #include "stages.hpp"
-#include "weights.hpp"
 
 namespace transformer {
 
@@ -99,17 +96,6 @@ private:
         return b;
     }
     [[nodiscard]] int last_stage() const { return schedule_.stages() - 1; }
-    template <class U>
-    [[nodiscard]] std::vector<U> part_of_file(const weights_file& file, const std::vector<declaration>& whole,
-                                              std::size_t i) const {
-        std::vector<U> all(whole[i].size()), own(net_.declared(i).size());
-        file.read(i, tutti::view<U>(all));
-        for_each_run(i, o_.model, net_.part(), whole[i], [&](std::size_t from, std::size_t to, std::size_t n) {
-            std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(from), n,
-                        own.begin() + static_cast<std::ptrdiff_t>(to));
-        });
-        return own;
-    }
 
 public:
     parallel_rank(World& world, Device& device, const options& o, tutti::schedule::timeline* trace)
@@ -161,30 +147,6 @@ public:
         return {group_.communicator().traffic_ledger()->total().bytes,
                 pipe_->communicator().traffic_ledger()->total().bytes, of_norm_.traffic_ledger()->total().bytes,
                 along_sequences_.traffic_ledger()->total().bytes};
-    }
-
-    void load(const std::string& path) {
-        const weights_file file(path, o_.model);
-        const auto whole = whole_model();
-        for (const std::size_t i : numbers_) {
-            put<T>(net_.queue(), part_of_file<T>(file, whole, i), net_.parameters()[net_.place_of(i)].value);
-        }
-    }
-
-    /// The strategy is attached; its masters become the file's weights, all bits of them.
-    template <class Strategy> void load_masters(const std::string& path, Strategy& strategy) {
-        using R = tutti::master_t<T>;
-        const weights_file file(path, o_.model);
-        const auto whole = whole_model();
-        const auto state = strategy.state();
-        for (const std::size_t i : numbers_) {
-            const auto e = detail::entry_of<R, M>(state, net_.declared(i).name + "/value");
-            const tutti::view<R, M> own = detail::elements_of<R, M>(e);
-            const std::vector<R> part = part_of_file<R>(file, whole, i);
-            const auto first = part.begin() + static_cast<std::ptrdiff_t>(e.offset);
-            put<R>(net_.queue(), std::vector<R>(first, first + static_cast<std::ptrdiff_t>(own.size())), own);
-        }
-        strategy.restored();
     }
 
     /// The strategy is attached. What it owns of each parameter, and what of that this rank counts in norms.
@@ -320,71 +282,11 @@ public:
         return {text.begin() + 1, text.end()};
     }
 
-    /// Parameter i of the whole model as the strategy's masters have it, on rank 0 of the world; empty elsewhere.
-    /// Collective over the world.
-    template <class Strategy> [[nodiscard]] auto gathered(Strategy& strategy, std::size_t i) {
-        using R = tutti::master_t<T>;
-        const auto whole = whole_model();
-        const bool has = net_.place_of(i) != net_.nowhere;
-        tutti::view<const R, M> own;
-        std::size_t offset = 0;
-        if (has) {
-            const auto state = strategy.state();
-            const auto e = detail::entry_of<R, M>(state, net_.declared(i).name + "/value");
-            own = detail::elements_of<R, M>(e);
-            offset = e.offset;
-        }
-        // Of what several ranks have the first one sends it.
-        const auto tensor = static_cast<std::uint64_t>(group_.rank());
-        const auto pieces = world_.gather_control({offset, own.size(), tensor, has ? 1u : 0u});
-        std::vector<std::size_t> counts;
-        for (auto piece = pieces.begin(); piece != pieces.end(); ++piece) {
-            counts.push_back(std::find(pieces.begin(), piece, *piece) == piece ? (*piece)[1] : 0);
-        }
-        std::vector<R> mine;
-        if (counts[static_cast<std::size_t>(world_.rank())] != 0) {
-            const auto values = on_host<R>(net_.queue(), own);
-            mine.assign(values.begin(), values.end());
-        }
-        std::vector<R> sent(std::reduce(counts.begin(), counts.end()));
-        world_.all_gather_v(tutti::view<const R>(mine), tutti::view<R>(sent), counts);
-        std::vector<R> all;
-        if (world_.rank() != 0) { return all; }
-        all.resize(whole[i].size());
-        std::vector<tensor_part> whose(static_cast<std::size_t>(o_.tp), net_.part());
-        std::vector<std::vector<R>> parts;
-        for (int t = 0; t < o_.tp; ++t) {
-            whose[static_cast<std::size_t>(t)].rank = t;
-            parts.emplace_back(parameters_of(o_.model, whose[static_cast<std::size_t>(t)])[i].size());
-        }
-        auto from = sent.begin();
-        for (std::size_t r = 0; r < counts.size(); ++r) {
-            auto& part = parts[static_cast<std::size_t>(pieces[r][2])];
-            std::copy_n(from, counts[r], part.begin() + static_cast<std::ptrdiff_t>(pieces[r][0]));
-            from += static_cast<std::ptrdiff_t>(counts[r]);
-        }
-        for (std::size_t t = 0; t < (cut_of(i, o_.model) == cut::whole ? 1 : parts.size()); ++t) {
-            for_each_run(i, o_.model, whose[t], whole[i], [&](std::size_t first, std::size_t at_part, std::size_t n) {
-                std::copy_n(parts[t].begin() + static_cast<std::ptrdiff_t>(at_part), n,
-                            all.begin() + static_cast<std::ptrdiff_t>(first));
-            });
-        }
-        return all;
-    }
-    /// One element to and from every rank of the pipeline, so that connections are there before passes are under way.
+    /// What ranks need to talk to each other in passes is there before the first; of tensor groups rehearsals make it.
     void connect() {
-        Comm& comm = pipe_->communicator();
-        const auto ranks = static_cast<std::size_t>(comm.size());
-        const tutti::buffer<T, Q> out(net_.queue(), 1), in(net_.queue(), ranks);
-        tutti::fill(net_.queue(), out.view(), static_cast<T>(0.0f));
-        std::vector<tutti::comm::transfer<M>> all;
-        for (int other = 0; other < comm.size(); ++other) {
-            if (other == comm.rank()) { continue; }
-            all.push_back(tutti::comm::send_to(other, tutti::view<const T, M>(out.view())));
-            all.push_back(tutti::comm::receive_from(other, in.view().sub(static_cast<std::size_t>(other), 1)));
-        }
-        if (!all.empty()) { comm.exchange(all); }
-        comm.synchronize();
+        tutti::comm::connect_all(pipe_->communicator());
+        if (attention_) { attention_->connect(); }
+        pipe_->communicator().synchronize();
     }
     /// Ranks that have the same parameters have the same values, or it throws. Collective over the world.
     void expect_same() {

@@ -31,6 +31,7 @@
 #include "parallel_run.hpp"
 #include "progress.hpp"
 #include "train.hpp"
+#include "weights_of_parts.hpp"
 
 namespace transformer {
 
@@ -65,16 +66,16 @@ template <class Device, class World>
     typename rank_type::Comm replicas(device.along(world, o, rank.grid(), {dimension::data, dimension::sequence}));
     const std::shared_ptr<tutti::comm::ledger> among_replicas = replicas.traffic_ledger();
     auto strategy = make_strategy_of_parts<T>(std::move(replicas), o, &trace, world.rank());
-    if (!o.load.empty()) { rank.load(o.load); }
+    if (!o.load.empty()) { load(net, o.load); }
     strategy.attach(net.parameters());
     if constexpr (has_masters<T>) {
-        if (!o.load.empty()) { rank.load_masters(o.load, strategy); }
+        if (!o.load.empty()) { load_masters(net, o.load, strategy); }
     }
     rank.find_owned(strategy);
     rank.rehearse(strategy, true);
     world.barrier();  // before any device waits for another
-    rank.rehearse(strategy, false);
     rank.connect();
+    rank.rehearse(strategy, false);
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
                                                               .minimum = o.final_learning_rate(),
@@ -181,9 +182,9 @@ template <class Device, class World>
     if (!o.save.empty()) {
         const auto whole = rank.whole_model();
         if (world.rank() == 0) {
-            write_weights(o.save, whole, [&](std::size_t i) { return rank.gathered(strategy, i); });
+            write_weights(o.save, whole, [&](std::size_t i) { return gathered(net, world, strategy, i); });
         } else {
-            for (std::size_t i = 0; i < whole.size(); ++i) { static_cast<void>(rank.gathered(strategy, i)); }
+            for (std::size_t i = 0; i < whole.size(); ++i) { static_cast<void>(gathered(net, world, strategy, i)); }
         }
     }
     published<T, M> weights{net.parameters()};

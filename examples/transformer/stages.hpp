@@ -156,9 +156,10 @@ public:
     /// used, and may wait for all its streams to do so: it must not come to that while one waits for another rank. So
     /// ranks rehearse alone, and, when all have, once more, collectively over the tensor group: then there are
     /// connections too, and both of the places from which tokens come. The next step begins as if this had not been.
-    /// Attention that ranks share is collective also where they are alone otherwise.
+    /// Attention that ranks share is left out where they rehearse alone.
     template <class S> void rehearse(S& strategy, const batch& b, bool alone) {
         math_.rehearse(alone);
+        if (attention_ != nullptr) { attention_->rehearse(alone); }
         placed<S> s(*this, strategy);
         const std::vector<batch> batches(static_cast<std::size_t>(schedule_.micro_batches), b);
         begin(batches, 1);
@@ -177,6 +178,7 @@ public:
         static_cast<void>(take_loss());
         static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{}));
         math_.rehearse(false);
+        if (attention_ != nullptr) { attention_->rehearse(false); }
     }
 
     /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).

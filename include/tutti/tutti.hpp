@@ -32,6 +32,7 @@
 #include <tutti/comm/call.hpp>
 #include <tutti/comm/checked.hpp>
 #include <tutti/comm/communicator.hpp>
+#include <tutti/comm/connect.hpp>
 #include <tutti/comm/cost.hpp>
 #include <tutti/comm/counted.hpp>
 #include <tutti/comm/decorator.hpp>

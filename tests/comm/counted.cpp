@@ -8,6 +8,7 @@
 #include <utility>  // move
 #include <vector>   // data
 
+#include <tutti/comm/connect.hpp>  // connect_all
 #include <tutti/comm/counted.hpp>  // tested
 #include <tutti/comm/self.hpp>     // one rank
 #include <tutti/comm/threads.hpp>  // many ranks
@@ -104,6 +105,18 @@ TEST_CASE("differences of snapshots leave out what lies outside") {
         c.all_reduce(view<float>(data).sub(0, 0), view<float>(data).sub(0, 0), sum{});
         CHECK(ledger->total() == traffic{1, 0});  // a call of no elements is a call
     });
+}
+
+TEST_CASE("connect_all: one call, a byte for each of the other ranks") {
+    for (const int n : {1, 2, 3, 4}) {
+        threads::launch(n, [&](threads& t) {
+            counted c(std::move(t));
+            comm::connect_all(c);
+            const auto others = static_cast<std::uint64_t>(n - 1);
+            CHECK(c.traffic_ledger()->snapshot()[exchange] == traffic{n == 1 ? 0u : 1u, others});
+            CHECK(c.traffic_ledger()->total() == c.traffic_ledger()->snapshot()[exchange]);
+        });
+    }
 }
 
 TEST_CASE("children share the ledger, control traffic is not counted") {

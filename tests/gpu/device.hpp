@@ -19,12 +19,13 @@ inline void require_device() {
 }
 
 /// The device of the process with that rank among `processes` of this machine. NCCL refuses two ranks of one host on one
-/// device: processes that have to share become hosts of their own, which it learns from the environment at its start.
+/// device: processes that have to share become hosts of their own, which it learns from the environment at its start, unless
+/// virtual_nodes.sh has told it more.
 inline int device_of_process(int rank, int processes) {
     require_device();
     int count = 0;
     static_cast<void>(cudaGetDeviceCount(&count));
-    if (processes > count) { setenv("NCCL_HOSTID", ("host " + std::to_string(rank)).c_str(), 1); }
+    if (processes > count) { setenv("NCCL_HOSTID", ("host " + std::to_string(rank)).c_str(), 0); }
     return rank % count;
 }
 

@@ -1,6 +1,6 @@
-"""trainer_parallel.py TRANSFORMER [MPIRUN OPTIONS...]: ranks that have parts of the model, on 2 and 4 GPUs: the losses of
-one GPU and of the CPU, the CPU's bytes along each dimension, the same bits twice and after a checkpoint, weights
-that survive a file, and what is said where memory ends.
+"""trainer_parallel.py TRANSFORMER [MPIRUN OPTIONS...]: ranks that have parts of the model, of sequences and of documents,
+on 2 and 4 GPUs: the losses of one GPU and of the CPU, the CPU's bytes along each dimension, the same bits twice and
+after a checkpoint, weights that survive a file, and what is said where memory ends.
 Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
 Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 
-from trainer_runs import PROGRAM, expect_close, expect_same, losses, run_checks, train
+from trainer_runs import PROGRAM, expect_close, expect_same, losses, run_checks, train, train_once, validation
 
 SMALL = ["--layers", "8", "--heads", "4", "--width", "64", "--context", "32", "--batch", "16", "--micro-batch", "2"]
 # Heads of 64 in 16 bits: cuDNN's attention, and products with what follows them.
@@ -19,18 +19,22 @@ WIDE = ["--layers", "4", "--heads", "8", "--width", "512", "--context", "128", "
         "--lr", "1e-4"]
 
 
-def cut(tp=1, pp=1, dp=1, schedule="1f1b", zero=0):
-    return ("--pipeline", "3d", "--tp", str(tp), "--pp", str(pp), "--dp", str(dp), "--pipeline-schedule", schedule,
-            "--zero", str(zero))
+def cut(tp=1, pp=1, dp=1, sp=1, schedule="1f1b", zero=0, documents=False):
+    return ("--pipeline", "3d", "--tp", str(tp), "--pp", str(pp), "--dp", str(dp), "--sp", str(sp),
+            "--pipeline-schedule", schedule, "--zero", str(zero), *(("--lengths", "lengths.txt") if documents else ()))
 
 
 def of_two():
-    """Layouts of two ranks, and whether they are run twice."""
+    """Layouts of two ranks, and whether they are run twice, and in 16 bits."""
     yield cut(tp=2), True
     for schedule in ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe"):
         yield cut(pp=2, schedule=schedule), schedule in ("1f1b", "dualpipe")
     yield cut(dp=2, zero=0), False
     yield cut(dp=2, zero=1), True
+    yield cut(sp=2, zero=1), True
+    yield cut(sp=2, documents=True), True
+    yield cut(tp=2, documents=True), False
+    yield cut(pp=2, schedule="zb-v", documents=True), True
 
 
 def of_four():
@@ -40,45 +44,53 @@ def of_four():
     yield cut(tp=2, dp=2, zero=1), True
     yield cut(tp=2, pp=2, schedule="zb-v"), False
     yield cut(pp=2, dp=2, schedule="dualpipe", zero=1), False
+    yield cut(tp=2, sp=2), False
+    yield cut(tp=2, sp=2, zero=1, documents=True), True
+    yield cut(pp=2, sp=2, schedule="zb-h1"), False
+    yield cut(pp=2, sp=2, documents=True), True
+    yield cut(dp=2, sp=2, zero=1), False
+    yield cut(dp=2, sp=2, documents=True), False
+    yield cut(sp=4, documents=True), False
 
 
 def name_of(layout, on):
     return "%s on %s" % (" ".join(word.lstrip("-") for word in layout[2:]), on.name)
 
 
-def check_in_float(folder, on, layouts, *options):
+def undivided(layout):
+    """The same sequences on one rank."""
+    return cut(documents="--lengths" in layout)
+
+
+def check_in_float(folder, on, layout, twice, *options):
     """Sums come in another order: rounding of floats."""
     same = (*options, "--steps", "6", "--precision", "float")
-    one = train(folder, *same, *cut(), model=SMALL)
-    here = train(folder, *same, "--pipeline", "local", device="cpu", model=SMALL)
+    one = train_once(folder, *same, *undivided(layout), model=SMALL)
+    here = train_once(folder, *same, *undivided(layout), "--recompute", "0", device="cpu", model=SMALL)
     expect_close("one GPU beside the CPU", losses(one), losses(here), 1e-5)
-    for layout, twice in layouts:
-        what = name_of(layout, on)
-        there = on.train(folder, *same, *layout, model=SMALL)
-        expect_close(what + " beside one GPU", losses(there), losses(one), 1e-5)
-        expect_close(what + " beside the CPU", losses(there), losses(here), 1e-5)
-        cpu = train(folder, *same, *layout, "--recompute", "0", device="cpu", model=SMALL)
-        sent, expected = (report["parallel"]["bytes_per_rank_per_step"] for report in (there, cpu))
-        print("%s: bytes a step %s" % (what, sent))
-        if sent != expected or there["parallel"]["bubble_fraction"] != cpu["parallel"]["bubble_fraction"]:
-            sys.exit("%s: bytes a step %s, bubble %s; on the CPU %s, %s" %
-                     (what, sent, there["parallel"]["bubble_fraction"], expected,
-                      cpu["parallel"]["bubble_fraction"]))
-        if twice:
-            expect_same(what + ", twice", there, on.train(folder, *same, *layout, model=SMALL))
+    what = name_of(layout, on)
+    there = on.train(folder, *same, *layout, model=SMALL)
+    for name, other in (("one GPU", one), ("the CPU", here)):
+        expect_close("%s beside %s" % (what, name), losses(there), losses(other), 1e-5)
+        expect_close("%s beside %s, validation" % (what, name), validation(there), validation(other), 1e-5)
+    cpu = train(folder, *same, *layout, "--recompute", "0", device="cpu", model=SMALL)
+    sent, expected = (report["parallel"]["bytes_per_rank_per_step"] for report in (there, cpu))
+    print("%s: bytes a step %s" % (what, sent))
+    if sent != expected or there["parallel"]["bubble_fraction"] != cpu["parallel"]["bubble_fraction"]:
+        sys.exit("%s: bytes a step %s, bubble %s; on the CPU %s, %s" %
+                 (what, sent, there["parallel"]["bubble_fraction"], expected, cpu["parallel"]["bubble_fraction"]))
+    if twice:
+        expect_same(what + ", twice", there, on.train(folder, *same, *layout, model=SMALL))
 
 
-def check_in_16_bits(folder, on, layouts, *options):
+def check_in_16_bits(folder, on, layout, *options):
     """Gradients and activations of 2^-9 are rounded once more for each sum over ranks."""
     same = (*options, "--steps", "6", "--precision", "bf16")
-    one = train(folder, *same, *cut(), model=WIDE)
-    for layout, twice in layouts:
-        if not twice:
-            continue
-        what = name_of(layout, on) + ", bf16"
-        there = on.train(folder, *same, *layout, model=WIDE)
-        expect_close(what, losses(there), losses(one), 2e-2)
-        expect_same(what + ", twice", there, on.train(folder, *same, *layout, model=WIDE))
+    one = train_once(folder, *same, *undivided(layout), model=WIDE)
+    what = name_of(layout, on) + ", bf16"
+    there = on.train(folder, *same, *layout, model=WIDE)
+    expect_close(what, losses(there), losses(one), 2e-2)
+    expect_same(what + ", twice", there, on.train(folder, *same, *layout, model=WIDE))
 
 
 def check_unlike_heads(folder, on, *options):
@@ -141,8 +153,11 @@ def check_no_room(folder, on, *options):
 def of(count):
     layouts = list(of_two() if count == 2 else of_four())
     layout = cut(pp=2, schedule="zb-v") if count == 2 else cut(tp=2, dp=2, zero=1)
-    return [(check_in_float, layouts), (check_in_16_bits, layouts), (check_unlike_heads,), (check_files, layout),
-            (check_checkpoints, layout), (check_no_room,)]
+    of_sequences = cut(sp=2) if count == 2 else cut(pp=2, sp=2, zero=1, documents=True)
+    return [*((check_in_float, *of_layout) for of_layout in layouts),
+            *((check_in_16_bits, which) for which, twice in layouts if twice), (check_unlike_heads,),
+            *((check, which) for check in (check_files, check_checkpoints) for which in (layout, of_sequences)),
+            (check_no_room,)]
 
 
 if __name__ == "__main__":

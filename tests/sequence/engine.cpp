@@ -390,6 +390,25 @@ TEST_CASE("traffic is what is sent, to the byte") {
         soon);
 }
 
+TEST_CASE("connecting is a byte for each of the other ranks on the engine's communicator, and on its lane's") {
+    comm::threads::launch(
+        3,
+        [](comm::threads& world) {
+            comm::counted all(world.duplicate("sequence"));
+            const auto ledger = all.traffic_ledger();
+            engine_of<double, direct_exchange, in_place, decltype(all)> e(std::move(all), heads,
+                                                                          {.partition = even_ring()});
+            e.connect();
+            CHECK(ledger->total() == comm::traffic{2, 4});
+            const std::int64_t lengths[] = {40};
+            e.plan(lengths);
+            e.connect();
+            CHECK(ledger->total() == comm::traffic{4, 8});
+            CHECK(e.rows() > 0);  // the plan holds
+        },
+        soon);
+}
+
 TEST_CASE("every token is in one row; rows are even, or where attention has them") {
     const layer l = mixed();
     const auto rows_by = [&]<class Layout>(Layout) {

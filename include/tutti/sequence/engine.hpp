@@ -67,6 +67,7 @@ struct engine_traffic {
 ///              `positions` and loss weights by `sequences`. forward and backward: all ranks, in the same order, as
 ///              often as there are layers, each with a `memory` of its own from forward to backward. Batches may be in
 ///              flight together: before its backward a batch is planned again, which gives the same rows.
+///   connect    see comm/connect.hpp: for plans to come, whoever talks to whom in them. Collective, at any time.
 ///   loss_scale what a rank multiplies the sum of its tokens' losses by, so that the sum over ranks is the mean over all
 ///              valid tokens, not a mean of means. Gradients of that are summed over ranks too; a strategy that averages
 ///              them wants its loss, or its gradient, times the number of ranks. Collective.
@@ -144,6 +145,8 @@ public:
         }
         planned_ = hash_of(where_);
     }
+
+    void connect() { rings_.connect(); }
 
     /// Of the batch planned last, the same on all ranks.
     [[nodiscard]] const placement& placed() const noexcept { return where_; }

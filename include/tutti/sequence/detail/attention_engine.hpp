@@ -15,6 +15,7 @@
 #include <vector>       // messages
 
 #include <tutti/comm/communicator.hpp>                 // can_exchange
+#include <tutti/comm/connect.hpp>                      // connect_all
 #include <tutti/core/error.hpp>                        // usage_error
 #include <tutti/core/state.hpp>                        // hash_bytes
 #include <tutti/core/text.hpp>                         // formatted
@@ -61,6 +62,12 @@ public:
     [[nodiscard]] attention_heads heads() const noexcept { return this->heads_; }
     /// For what else all ranks send, between calls and in the same queue's order.
     [[nodiscard]] C& communicator() noexcept { return comm_; }
+    /// Connects all pairs of ranks, on this communicator and on the lane's. Collective, ordered on the queue.
+    void connect() {
+        comm::connect_all(comm_);
+        const auto connect_lane = [](C& comm) { comm::connect_all(comm); };
+        lane_.submit("connect", connect_lane, this->queue_).wait(this->queue_);
+    }
 
 protected:
     /// Agrees, then checks: what is wrong with the plan all ranks find alike. `kind`: of engine.
