@@ -64,13 +64,15 @@ public:
 ///   linear_backward_input_gelu   d_before = (d_out * weight^T) times GELU's slope at before; restores `out` where
 ///                    gelu_backward_restores_output says so
 ///   linear_backward_weight       adds to both gradients; all gradients of parameters are added to
-///   add_up           a gradient of which each of the ranks that share the layers has a part becomes the sum
+///   outer_rows, on_whole_rows, sum_of_parts, back_from_whole_rows   where layers that ranks share begin and end, as
+///                    tutti/parallel/tensor_group says: `rows` is the number of all, matrices outside have outer_rows
 ///   loss             returned at once
 ///   add_loss         for forward_model: of some rows, added to a number in the queue's memory
 ///   loss_and_gradient            added to the sum that take_loss() returns; turns logits into their gradient
 ///                Steps run in the order of math.queue().
 /// Semantics    `list` has all parameters of the model in the shapes that this rank has of them, by which widths are
-///              known: the residual stream is whole, heads and columns between may be some of them. Indices of parameters
+///              known: the residual stream is whole, heads and columns between may be some of them. Of the rows of the
+///              residual stream, of its gradient and of normalization, this rank has outer_rows. Indices of parameters
 ///              are those of the whole model.
 ///   deferred     gradients of the layers' weights are left to layer_backward_weight, which finds what it needs in the
 ///                micro-batch's memory.
@@ -146,22 +148,23 @@ protected:
         if (recompute_ != recompute::nothing && !deferred_) {
             shared_hidden_ = flat(take, expanded_);
             if (!Math::gelu_backward_restores_output) { shared_expanded_ = flat(take, expanded_); }
-            if (recompute_ == recompute::norms) { shared_norm_ = flat(take, w); }
+            if (recompute_ == recompute::norms) { shared_norm_ = outer(take, w); }
         }
         if (classifies) {
             const int stride = (words_ + Math::row_multiple - 1) / Math::row_multiple * Math::row_multiple;
             const std::size_t count = static_cast<std::size_t>(most_rows_) * static_cast<std::size_t>(stride);
             logits_ = matrix<T>(reinterpret_cast<T*>(take(count * sizeof(T))), most_rows_, words_, stride);
         }
-        d_stream_ = flat(take, w);
-        d_narrow_ = flat(take, std::max(w, attended_));
+        d_stream_ = outer(take, w);
+        const matrix<T> d_norm(nullptr, most_outer(), w), d_attended(nullptr, most_rows_, attended_);
+        d_narrow_ = reinterpret_cast<T*>(take(std::max(d_norm.size(), d_attended.size()) * sizeof(T)));
         d_wide_ = flat(take, std::max(expanded_, 3 * attended_));
     }
     // Those of a micro-batch in `layers` layers: the first one of all if it `embeds`, the last one if it `classifies`.
     template <class Take> void lay_out(Take take, kept_activations& k, int layers, bool embeds, bool classifies) const {
         const int w = config_.width;
         const auto row_statistics = [&] {
-            return reinterpret_cast<statistics*>(take(sizeof(statistics) * static_cast<std::size_t>(most_rows_)));
+            return reinterpret_cast<statistics*>(take(sizeof(statistics) * static_cast<std::size_t>(most_outer())));
         };
         const bool keeps_hidden = deferred_ || recompute_ == recompute::nothing;
         const bool keeps_expanded = keeps_hidden || Math::gelu_backward_restores_output;
@@ -171,13 +174,13 @@ protected:
         k.stream.resize(static_cast<std::size_t>(layers));
         for (std::size_t l = 0; l < k.layers.size(); ++l) {
             activations& a = k.layers[l];
-            if (l > 0 || embeds) { k.stream[l] = flat(take, w); }
+            if (l > 0 || embeds) { k.stream[l] = outer(take, w); }
             a = {.in = k.stream[l],
-                 .norm1 = keeps_norms ? flat(take, w) : shared_norm_,
+                 .norm1 = keeps_norms ? outer(take, w) : shared_norm_,
                  .qkv = flat(take, 3 * attended_),
                  .attended = flat(take, attended_),
-                 .middle = flat(take, w),
-                 .norm2 = keeps_norms ? flat(take, w) : shared_norm_,
+                 .middle = outer(take, w),
+                 .norm2 = keeps_norms ? outer(take, w) : shared_norm_,
                  .expanded = keeps_expanded ? flat(take, expanded_) : shared_expanded_,
                  .hidden = keeps_hidden ? flat(take, expanded_) : shared_hidden_,
                  .statistics1 = row_statistics(),
@@ -185,15 +188,15 @@ protected:
                  .log_sum_exp = reinterpret_cast<real*>(
                      take(sizeof(real) * static_cast<std::size_t>(most_rows_) * static_cast<std::size_t>(heads)))};
             if (deferred_) {
-                a.d_out = flat(take, w);
+                a.d_out = outer(take, w);
                 a.d_expanded = flat(take, expanded_);
-                a.d_middle = flat(take, w);
+                a.d_middle = outer(take, w);
                 a.d_qkv = flat(take, 3 * attended_);
             }
         }
         if (classifies) {
-            k.last = flat(take, w);
-            k.normalized = flat(take, w);
+            k.last = outer(take, w);
+            k.normalized = outer(take, w);
             k.final_statistics = row_statistics();
         }
     }
@@ -201,6 +204,7 @@ protected:
     /// The micro-batch at hand: `rows` of them, sequences of `length`, or attended to by `shared`, layer 0 in `slot`.
     void enter(int rows, int length, shared_attention<T>* shared, int slot = 0) {
         rows_ = rows;
+        outer_ = math_.outer_rows(rows);
         length_ = length;
         shared_ = shared;
         first_slot_ = slot;
@@ -208,16 +212,22 @@ protected:
 
     template <class S> void embed(S& s, matrix<T> out) {
         const use token(s, token_table), position(s, position_table);
-        math_.embed(shaped(token_table, token), shaped(position_table, position), out.top(rows_));
+        math_.embed(shaped(token_table, token), shaped(position_table, position), out.top(outer_));
     }
     template <class S> void layer_forward(S& s, const activations& a, int layer, matrix<T> out);
     template <class S> void final_norm(S& s, const kept_activations& k) {
         const use gain(s, final_gain()), bias(s, final_bias());
-        math_.layer_norm(k.last.top(rows_), gain, bias, k.normalized.top(rows_), k.final_statistics);
+        math_.layer_norm(k.last.top(outer_), gain, bias, k.normalized.top(outer_), k.final_statistics);
     }
+    // Of rows that are there whole.
     template <class S> void classify(S& s, matrix<const T> normalized, matrix<T> logits) {
         const use table(s, token_table);  // tied: the classifier's weight is the token table
         math_.classify(normalized, shaped(token_table, table), logits);
+    }
+
+    template <class S> void classify(S& s, const kept_activations& k) {
+        math_.on_whole_rows(matrix<const T>(k.normalized.top(outer_)), rows_,
+                            [&](matrix<const T> normalized) { classify(s, normalized, logits_.top(rows_)); });
     }
 
     // Of logits that are gradients already, to that of the residual stream.
@@ -226,7 +236,9 @@ protected:
     template <class S> void layer_backward(S& s, const activations& a, int layer);
     template <class S> void layer_backward_weight(S& s, const activations& a, int layer);
     template <class S> void embed_backward(S& s) {
-        math_.embed_backward(d_stream_.top(rows_), gradient(s, token_table), gradient(s, position_table));
+        math_.on_whole_rows(matrix<const T>(d_stream_.top(outer_)), rows_, [&](matrix<const T> d_stream) {
+            math_.embed_backward(d_stream, gradient(s, token_table), gradient(s, position_table));
+        });
         s.gradient_ready(position_table);
         s.gradient_ready(token_table);
     }
@@ -245,42 +257,66 @@ protected:
     recompute recompute_;
     bool deferred_;
     int most_rows_;
-    int rows_ = 0, length_ = 0;              // of the micro-batch at hand
+    int rows_ = 0, outer_ = 0, length_ = 0;  // of the micro-batch at hand; rows of the residual stream
     shared_attention<T>* shared_ = nullptr;  // its attention, where that is not Math's
     int first_slot_ = 0;
     Q memory_;
     int attended_, expanded_, words_;  // columns that this rank has: of attention, of the wider layers, of logits
     matrix<T> logits_;
-    matrix<T> d_stream_, d_narrow_, d_wide_;  // gradients of the residual stream, of what is as wide, of what is wider
+    matrix<T> d_stream_, d_wide_;  // gradients of the residual stream, of what is wider
+    T* d_narrow_ = nullptr;        // of what is normalized, or of what is attended to
 
 private:
-    template <class Take> [[nodiscard]] matrix<T> flat(Take& take, int columns) const {
-        const std::size_t count = static_cast<std::size_t>(most_rows_) * static_cast<std::size_t>(columns);
-        return matrix<T>(reinterpret_cast<T*>(take(count * sizeof(T))), most_rows_, columns);
+    template <class Take> [[nodiscard]] static matrix<T> taken(Take& take, int rows, int columns) {
+        const std::size_t count = static_cast<std::size_t>(rows) * static_cast<std::size_t>(columns);
+        return matrix<T>(reinterpret_cast<T*>(take(count * sizeof(T))), rows, columns);
     }
+    // Of all rows that this rank attends to, and of those that it has outside of layers.
+    template <class Take> [[nodiscard]] matrix<T> flat(Take& take, int columns) const {
+        return taken(take, most_rows_, columns);
+    }
+    template <class Take> [[nodiscard]] matrix<T> outer(Take& take, int columns) const {
+        return taken(take, most_outer(), columns);
+    }
+    [[nodiscard]] int most_outer() const { return math_.outer_rows(most_rows_); }
     [[nodiscard]] attention_shape attention_of() const {
         const int head_width = config_.width / config_.heads;
         return {rows_ / length_, length_, attended_ / head_width, head_width};
     }
     template <class S> void norm1_forward(S& s, const activations& a, int layer) {
         const use gain(s, at(layer, norm1_gain)), bias(s, at(layer, norm1_bias));
-        math_.layer_norm(a.in.top(rows_), gain, bias, a.norm1.top(rows_), a.statistics1);
+        math_.layer_norm(a.in.top(outer_), gain, bias, a.norm1.top(outer_), a.statistics1);
     }
     template <class S> void norm2_forward(S& s, const activations& a, int layer) {
         const use gain(s, at(layer, norm2_gain)), bias(s, at(layer, norm2_bias));
-        math_.layer_norm(a.middle.top(rows_), gain, bias, a.norm2.top(rows_), a.statistics2);
+        math_.layer_norm(a.middle.top(outer_), gain, bias, a.norm2.top(outer_), a.statistics2);
     }
     template <class S> void expand_forward(S& s, const activations& a, int layer) {
         const use weight(s, at(layer, expand_weight)), bias(s, at(layer, expand_bias));
-        math_.linear_gelu(a.norm2.top(rows_), shaped(at(layer, expand_weight), weight), bias, a.expanded.top(rows_),
-                          a.hidden.top(rows_));
+        math_.on_whole_rows(matrix<const T>(a.norm2.top(outer_)), rows_, [&](matrix<const T> in) {
+            math_.linear_gelu(in, shaped(at(layer, expand_weight), weight), bias, a.expanded.top(rows_),
+                              a.hidden.top(rows_));
+        });
     }
+    // Of all rows.
     template <class S>
-    void weights_backward(S& s, int layer, matrix<T> d_out, matrix<T> in, in_layer weight, in_layer bias) {
-        math_.linear_backward_weight(d_out.top(rows_), in.top(rows_), gradient(s, at(layer, weight)),
-                                     s.gradient(at(layer, bias)).data());
+    void weights_backward(S& s, int layer, matrix<const T> d_out, matrix<const T> in, in_layer weight, in_layer bias) {
+        math_.linear_backward_weight(d_out, in, gradient(s, at(layer, weight)), s.gradient(at(layer, bias)).data());
         s.gradient_ready(at(layer, bias));
         s.gradient_ready(at(layer, weight));
+    }
+    // Of a layer whose weight is cut by outputs, from d_out to d_in, both gradients or, deferred, the input's.
+    template <class S>
+    void column_backward(S& s, int layer, matrix<T> d_out, matrix<const T> in, matrix<T> d_in, in_layer weight,
+                         in_layer bias) {
+        const auto input = [&](matrix<T> d_whole) {
+            const use values(s, at(layer, weight));
+            math_.linear_backward_input(d_out, shaped(at(layer, weight), values), d_whole);
+        };
+        if (deferred_) { return math_.sum_of_parts(d_in, rows_, input); }
+        math_.back_from_whole_rows(in, d_in, rows_, input, [&](matrix<const T> whole) {
+            weights_backward(s, layer, d_out, whole, weight, bias);
+        });
     }
 
     matrix<T> shared_hidden_, shared_expanded_, shared_norm_;  // one place for all layers: computed again
@@ -293,7 +329,9 @@ void blocks<Math>::layer_forward(S& s, const activations& a, int layer, matrix<T
     norm1_forward(s, a, layer);
     {
         const use weight(s, at(layer, attention_weight)), bias(s, at(layer, attention_bias));
-        math_.linear(top(a.norm1), shaped(at(layer, attention_weight), weight), bias, top(a.qkv));
+        math_.on_whole_rows(matrix<const T>(a.norm1.top(outer_)), rows_, [&](matrix<const T> in) {
+            math_.linear(in, shaped(at(layer, attention_weight), weight), bias, top(a.qkv));
+        });
     }
     if (shared_ != nullptr) {
         shared_->forward(first_slot_ + layer, top(a.qkv), top(a.attended));
@@ -302,29 +340,33 @@ void blocks<Math>::layer_forward(S& s, const activations& a, int layer, matrix<T
     }
     {
         const use weight(s, at(layer, project_weight)), bias(s, at(layer, project_bias));
-        math_.linear_onto(top(a.attended), shaped(at(layer, project_weight), weight), bias, a.in.top(rows_),
-                          top(a.middle));
+        math_.linear_onto(top(a.attended), shaped(at(layer, project_weight), weight), bias, a.in.top(outer_),
+                          a.middle.top(outer_));
     }
     norm2_forward(s, a, layer);
     expand_forward(s, a, layer);
     {
         const use weight(s, at(layer, contract_weight)), bias(s, at(layer, contract_bias));
-        math_.linear_onto(top(a.hidden), shaped(at(layer, contract_weight), weight), bias, top(a.middle), top(out));
+        math_.linear_onto(top(a.hidden), shaped(at(layer, contract_weight), weight), bias, a.middle.top(outer_),
+                          out.top(outer_));
     }
 }
 
 template <class Math> template <class S> void blocks<Math>::head_backward(S& s, const kept_activations& k) {
-    const matrix<T> d_logits = logits_.top(rows_), d_stream = d_stream_.top(rows_);
-    const matrix<T> d_normalized(d_narrow_.data, rows_, config_.width);
-    {
-        const use table(s, token_table);
-        math_.classify_backward_input(d_logits, shaped(token_table, table), d_normalized);
-    }
-    math_.classify_backward_table(d_logits, k.normalized.top(rows_), gradient(s, token_table));
+    const matrix<T> d_logits = logits_.top(rows_), d_normalized(d_narrow_, outer_, config_.width);
+    math_.back_from_whole_rows(
+        matrix<const T>(k.normalized.top(outer_)), d_normalized, rows_,
+        [&](matrix<T> d_whole) {
+            const use table(s, token_table);
+            math_.classify_backward_input(d_logits, shaped(token_table, table), d_whole);
+        },
+        [&](matrix<const T> normalized) {
+            math_.classify_backward_table(d_logits, normalized, gradient(s, token_table));
+        });
     {
         const use gain(s, final_gain());
-        math_.layer_norm_backward(d_normalized, k.last.top(rows_), gain, k.final_statistics, d_stream, false,
-                                  s.gradient(final_gain()).data(), s.gradient(final_bias()).data());
+        math_.layer_norm_backward(d_normalized, k.last.top(outer_), gain, k.final_statistics, d_stream_.top(outer_),
+                                  false, s.gradient(final_gain()).data(), s.gradient(final_bias()).data());
     }
     s.gradient_ready(final_bias());
     s.gradient_ready(final_gain());
@@ -333,17 +375,17 @@ template <class Math> template <class S> void blocks<Math>::head_backward(S& s, 
 template <class Math> template <class S> void blocks<Math>::layer_backward(S& s, const activations& a, int layer) {
     const auto top = [&](matrix<T> m) { return m.top(rows_); };
     const auto data = [&](in_layer p) { return s.gradient(at(layer, p)).data(); };
-    const auto weights = [&](matrix<T> d_out, matrix<T> in, in_layer weight, in_layer bias) {
+    const auto weights = [&](matrix<const T> d_out, matrix<const T> in, in_layer weight, in_layer bias) {
         if (!deferred_) { weights_backward(s, layer, d_out, in, weight, bias); }
     };
     // d_stream_ goes on: what deferred gradients need of it is set aside.
+    const matrix<T> d_stream = d_stream_.top(outer_);
+    const matrix<T> d_norm(d_narrow_, outer_, config_.width), d_attended(d_narrow_, rows_, attended_);
     const auto set_aside = [&](matrix<T> to) {
         if (!deferred_) { return; }
-        const tutti::view<const T, M> now(d_stream_.data, top(d_stream_).size());
+        const tutti::view<const T, M> now(d_stream.data, d_stream.size());
         tutti::copy(math_.queue(), now, tutti::view<T, M>(to.data, now.size()));
     };
-    const matrix<T> d_stream = top(d_stream_);
-    const matrix<T> d_norm(d_narrow_.data, rows_, config_.width), d_attended(d_narrow_.data, rows_, attended_);
     const matrix<T> d_expanded = deferred_ ? top(a.d_expanded) : matrix<T>(d_wide_.data, rows_, expanded_);
     const matrix<T> d_qkv = deferred_ ? top(a.d_qkv) : matrix<T>(d_wide_.data, rows_, 3 * attended_);
     const auto through_norm = [&](matrix<const T> in, statistics* rows, in_layer gain_of, in_layer bias_of) {
@@ -360,47 +402,52 @@ template <class Math> template <class S> void blocks<Math>::layer_backward(S& s,
         expand_forward(s, a, layer);
     }
     set_aside(a.d_out);
-    {
-        const use weight(s, at(layer, contract_weight));
-        math_.linear_backward_input_gelu(d_stream, shaped(at(layer, contract_weight), weight), top(a.expanded),
-                                         top(a.hidden), d_expanded);
-    }
-    weights(d_stream, a.hidden, contract_weight, contract_bias);
-    {
-        const use weight(s, at(layer, expand_weight));
-        math_.linear_backward_input(d_expanded, shaped(at(layer, expand_weight), weight), d_norm);
-    }
-    math_.add_up(d_norm);
-    weights(d_expanded, a.norm2, expand_weight, expand_bias);
-    through_norm(top(a.middle), a.statistics2, norm2_gain, norm2_bias);
+    math_.on_whole_rows(matrix<const T>(d_stream), rows_, [&](matrix<const T> d_out) {
+        {
+            const use weight(s, at(layer, contract_weight));
+            math_.linear_backward_input_gelu(d_out, shaped(at(layer, contract_weight), weight), top(a.expanded),
+                                             top(a.hidden), d_expanded);
+        }
+        weights(d_out, top(a.hidden), contract_weight, contract_bias);
+    });
+    column_backward(s, layer, d_expanded, a.norm2.top(outer_), d_norm, expand_weight, expand_bias);
+    through_norm(a.middle.top(outer_), a.statistics2, norm2_gain, norm2_bias);
     set_aside(a.d_middle);
-    {
-        const use weight(s, at(layer, project_weight));
-        math_.linear_backward_input(d_stream, shaped(at(layer, project_weight), weight), d_attended);
-    }
-    weights(d_stream, a.attended, project_weight, project_bias);
+    math_.on_whole_rows(matrix<const T>(d_stream), rows_, [&](matrix<const T> d_out) {
+        {
+            const use weight(s, at(layer, project_weight));
+            math_.linear_backward_input(d_out, shaped(at(layer, project_weight), weight), d_attended);
+        }
+        weights(d_out, top(a.attended), project_weight, project_bias);
+    });
     if (shared_ != nullptr) {
         shared_->backward(first_slot_ + layer, d_attended, d_qkv);
     } else {
         math_.attention_backward(attention_of(), d_attended, top(a.qkv), top(a.attended), a.log_sum_exp, d_qkv);
     }
-    {
-        const use weight(s, at(layer, attention_weight));
-        math_.linear_backward_input(d_qkv, shaped(at(layer, attention_weight), weight), d_norm);
-    }
-    math_.add_up(d_norm);
     if (!deferred_ && recompute_ == recompute::norms) { norm1_forward(s, a, layer); }
-    weights(d_qkv, a.norm1, attention_weight, attention_bias);
-    through_norm(a.in.top(rows_), a.statistics1, norm1_gain, norm1_bias);
+    column_backward(s, layer, d_qkv, a.norm1.top(outer_), d_norm, attention_weight, attention_bias);
+    through_norm(a.in.top(outer_), a.statistics1, norm1_gain, norm1_bias);
 }
 
 template <class Math>
 template <class S>
 void blocks<Math>::layer_backward_weight(S& s, const activations& a, int layer) {
-    weights_backward(s, layer, a.d_out, a.hidden, contract_weight, contract_bias);
-    weights_backward(s, layer, a.d_expanded, a.norm2, expand_weight, expand_bias);
-    weights_backward(s, layer, a.d_middle, a.attended, project_weight, project_bias);
-    weights_backward(s, layer, a.d_qkv, a.norm1, attention_weight, attention_bias);
+    // The gradient of all rows against the input of some columns, and the other way round.
+    const auto rows = [&](matrix<T> d_out, matrix<T> in, in_layer weight, in_layer bias) {
+        math_.on_whole_rows(matrix<const T>(d_out.top(outer_)), rows_, [&](matrix<const T> whole) {
+            weights_backward(s, layer, whole, in.top(rows_), weight, bias);
+        });
+    };
+    const auto columns = [&](matrix<T> d_out, matrix<T> in, in_layer weight, in_layer bias) {
+        math_.on_whole_rows(matrix<const T>(in.top(outer_)), rows_, [&](matrix<const T> whole) {
+            weights_backward(s, layer, d_out.top(rows_), whole, weight, bias);
+        });
+    };
+    rows(a.d_out, a.hidden, contract_weight, contract_bias);
+    columns(a.d_expanded, a.norm2, expand_weight, expand_bias);
+    rows(a.d_middle, a.attended, project_weight, project_bias);
+    columns(a.d_qkv, a.norm1, attention_weight, attention_bias);
 }
 
 }  // namespace transformer

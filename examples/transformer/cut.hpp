@@ -42,6 +42,19 @@ enum class cut {
     }
 }
 
+/// Is parameter i one of layer normalization, which a rank's rows alone give a gradient where ranks have shares of them?
+[[nodiscard]] inline bool is_of_norm(std::size_t i, const configuration& c) {
+    if (i < at(0, in_layer{})) { return false; }
+    if (i >= at(c.layers, in_layer{})) { return true; }  // the final one
+    switch (static_cast<in_layer>((i - at(0, in_layer{})) % per_layer)) {
+    case norm1_gain:
+    case norm1_bias:
+    case norm2_gain:
+    case norm2_bias: return true;
+    default: return false;
+    }
+}
+
 /// Where the rank's part of the extent that is cut lies: heads as equal as possible, and columns; `whole` is parameter
 /// i's declaration. Of thirds, in each of them.
 [[nodiscard]] inline tutti::part part_of_extent(std::size_t i, const configuration& c, const tensor_part& part,

@@ -19,7 +19,7 @@
 namespace transformer {
 
 /// The steps of a model over element type T, each complete on return. See model.hpp for what each means.
-template <class T> class host_math {
+template <class T> class host_math : public whole_layers<T> {
     tokens in_, targets_;
     std::vector<std::int64_t> positions_;
     std::vector<std::int32_t> words_;
@@ -99,7 +99,6 @@ public:
         multiply<T>(d_out, transposed(weight), d_before);
         gelu_backward<T>(before.data, out.data, d_before.data, d_before.size());
     }
-    void add_up(matrix<T>) const {}  // no other rank has a part
     void linear_backward_weight(matrix<const T> d_out, matrix<const T> in, matrix<T> d_weight, T* d_bias) {
         transformer::linear_backward_weight<T>(d_out, in, d_weight, d_bias);
     }

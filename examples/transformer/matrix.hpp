@@ -38,6 +38,18 @@ template <class T> struct matrix {
     [[nodiscard]] matrix top(int r) const { return block(0, r, 0, columns); }
 };
 
+/// Where layers begin and end on a rank that has whole layers: all rows are there, and are complete. See blocks.hpp.
+template <class T> struct whole_layers {
+    [[nodiscard]] int outer_rows(int rows) const { return rows; }
+    template <class Work> void on_whole_rows(matrix<const T> all, int, Work work) const { work(all); }
+    template <class Work> void sum_of_parts(matrix<T> sum, int, Work work) const { work(sum); }
+    template <class Input, class Weight>
+    void back_from_whole_rows(matrix<const T> all, matrix<T> d_all, int, Input input, Weight weight) const {
+        input(d_all);
+        weight(all);
+    }
+};
+
 /// Extents of a batch of sequences in one matrix of batch * length rows.
 struct attention_shape {
     int batch;

@@ -90,7 +90,7 @@ public:
     /// Sum over all tokens of -ln p(target), for in.size() / length sequences of `length` <= context tokens.
     template <class S> [[nodiscard]] double forward(S& s, tokens in, tokens targets, int length) {
         trunk_forward(s, in, targets, length);
-        classify_all(s);
+        this->classify(s, kept_);
         return math_.loss(logits_.top(rows_));
     }
 
@@ -98,7 +98,7 @@ public:
     /// gradient of scale * (the sum that forward returns).
     template <class S> void forward_training(S& s, tokens in, tokens targets, int length, real scale) {
         trunk_forward(s, in, targets, length);
-        classify_all(s);
+        this->classify(s, kept_);
         math_.loss_and_gradient(logits_.top(rows_), scale);
     }
     /// The same of rows, at most batch * context of them, that attend by `attention`, which backward() uses too.
@@ -107,7 +107,7 @@ public:
         this->enter(static_cast<int>(rows.in.size()), 0, &attention);
         math_.take(rows.in, rows.targets, rows.positions);
         layers_forward(s);
-        classify_all(s);
+        this->classify(s, kept_);
         math_.loss_and_gradient(logits_.top(rows_), scale);
     }
     /// Adds to the strategy's gradients and announces each when it is complete.
@@ -145,7 +145,6 @@ private:
         }
         this->final_norm(s, kept_);
     }
-    template <class S> void classify_all(S& s) { this->classify(s, kept_.normalized.top(rows_), logits_.top(rows_)); }
 
     int batch_;
     tutti::strategy::parameters<T, M> parameters_;

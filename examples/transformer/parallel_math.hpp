@@ -24,12 +24,17 @@ namespace transformer {
 
 /// Math as blocks.hpp says, on every rank of a tensor group at once.
 ///
-/// Semantics    the residual stream, its gradient and normalization are whole and the same on all ranks; in between each
-///              rank has its part. The first rank adds residuals, biases of whole rows and positions to its part, so
-///              that they are in the sum once. With one rank this is Math.
+/// Semantics    the residual stream, its gradient and normalization are whole and the same on all ranks, or, where the
+///              group is sequence-parallel, this rank's share of the rows; in between each rank has its part of all. The
+///              first rank adds residuals, biases of whole rows and positions to its part, or each to its rows, so that
+///              they are in the sum once. With one rank this is Math.
+///   divides_rows   whether ranks have shares of the rows: then gradients of what all rows have in common, and only
+///                  this rank's were normalized by, are to be added up by `add_up` before they are complete.
 /// Determinism  as far as the group's sums are; whole rows have the same bits on all ranks, if those have.
 /// Cost         rows x width elements are added up: behind the embedding, twice a layer forward and twice backward, and
-///              behind the classifier's input gradient; the loss takes 3 numbers a row.
+///              behind the classifier's input gradient; the loss takes 3 numbers a row. Sequence-parallel: sums go to
+///              rows, and rows are gathered in front of the layers that those follow, twice a layer forward, four times
+///              backward, at the embedding's end, and for the classifier forward and backward.
 template <class Math, class C> class parallel_math : public Math {
 public:
     using typename Math::element;
@@ -46,15 +51,39 @@ private:
     tutti::parallel::vocabulary_share share_;
     tutti::parallel::vocabulary_cross_entropy<C, T> entropy_;
     std::vector<std::uint16_t> here_;  // tokens of this rank's part of the table
-    tutti::buffer<double, Q> total_;   // of the losses that take_loss() will fetch, then those of the rows at hand
+    std::size_t taken_ = 0;
+    tutti::buffer<double, Q> total_;  // of the losses that take_loss() will fetch, then those of the rows at hand
     tutti::buffer<real, Q> normalizers_;
     clock::duration adding_{};
     bool rehearsing_ = false;
 
     [[nodiscard]] bool alone() const { return group_->size() == 1; }
     [[nodiscard]] bool leads() const { return group_->rank() == 0; }
+    static tutti::view<const T, M> seen(matrix<const T> m) { return {m.data, m.size()}; }
+    static tutti::view<T, M> seen(matrix<T> m) { return {m.data, m.size()}; }
+    // Runs what a group does around `work`, and counts the time that `work` does not take.
+    template <class Around> void timed(Around around) {
+        const auto begin = clock::now();
+        clock::duration working{};
+        around([&](auto work) {
+            return [&working, work](auto part) {
+                const auto started = clock::now();
+                work(part);
+                working += clock::now() - started;
+            };
+        });
+        adding_ += clock::now() - begin - working;
+    }
+    [[nodiscard]] bool silent() const { return alone() || rehearsing_; }
+    // What no other rank is asked for, in a rehearsal.
+    [[nodiscard]] tutti::buffer<T, Q> blank(int rows, int columns) const {
+        tutti::buffer<T, Q> b(this->queue(), divides_rows() ? matrix<T>(nullptr, rows, columns).size() : 0);
+        tutti::fill(this->queue(), b.view(), static_cast<T>(0.0f));
+        return b;
+    }
     void find_own(tokens in) {
         here_.clear();
+        taken_ = in.size();
         for (const std::uint16_t t : in) {
             const bool own = share_.has(t);
             here_.push_back(own ? static_cast<std::uint16_t>(t - share_.first) : no_target);
@@ -96,29 +125,70 @@ public:
         find_own(in);
         Math::take(here_, targets, positions);
     }
-    void embed(matrix<const T> token_rows, matrix<const T> position_rows, matrix<T> out) {
-        Math::embed(token_rows, leads() ? position_rows : matrix<const T>(), out);
-        add_up(out);
+    [[nodiscard]] bool divides_rows() const { return group_->sequence_parallel() && !alone(); }
+    [[nodiscard]] int outer_rows(int rows) const {
+        return static_cast<int>(group_->outer_rows(static_cast<std::size_t>(rows)));
     }
+    void embed(matrix<const T> token_rows, matrix<const T> position_rows, matrix<T> out) {
+        if (alone()) { return Math::embed(token_rows, position_rows, out); }
+        sum_of_parts(out, static_cast<int>(taken_), [&](matrix<T> part) {
+            Math::embed(token_rows, leads() ? position_rows : matrix<const T>(), part);
+        });
+    }
+    /// The residual has outer rows.
     void linear_onto(matrix<const T> in, matrix<const T> weight, const T* bias, matrix<const T> residual,
                      matrix<T> out) {
-        if (leads()) {
-            Math::linear_onto(in, weight, bias, residual, out);
-        } else {
-            Math::linear(in, weight, nullptr, out);
+        const tutti::part own = divides_rows() ? group_->row_share(static_cast<std::size_t>(in.rows))
+                                               : tutti::part{0, leads() ? static_cast<std::size_t>(in.rows) : 0};
+        sum_of_parts(out, in.rows, [&](matrix<T> part) {
+            const int first = static_cast<int>(own.first), count = static_cast<int>(own.count);
+            const int end = first + count, rest = in.rows - end;
+            if (first > 0) { Math::linear(in.top(first), weight, nullptr, part.top(first)); }
+            if (count > 0) {
+                Math::linear_onto(in.block(first, count, 0, in.columns), weight, bias, residual,
+                                  part.block(first, count, 0, part.columns));
+            }
+            if (rest > 0) {
+                Math::linear(in.block(end, rest, 0, in.columns), weight, nullptr,
+                             part.block(end, rest, 0, part.columns));
+            }
+        });
+    }
+    template <class Work> void on_whole_rows(matrix<const T> share, int rows, Work work) {
+        const auto whole = [&](tutti::view<const T, M> v) { work(matrix<const T>(v.data(), rows, share.columns)); };
+        if (!divides_rows()) { return work(share); }
+        if (silent()) { return whole(blank(rows, share.columns).view()); }
+        timed([&](auto counted) {
+            group_->on_whole_rows(static_cast<std::size_t>(rows), static_cast<std::size_t>(share.columns), seen(share),
+                                  counted(whole));
+        });
+    }
+    template <class Work> void sum_of_parts(matrix<T> sum, int rows, Work work) {
+        const auto part = [&](tutti::view<T, M> v) { work(matrix<T>(v.data(), rows, sum.columns)); };
+        if (silent()) { return part(divides_rows() ? blank(rows, sum.columns).view() : seen(sum)); }
+        timed([&](auto counted) {
+            group_->sum_of_parts(static_cast<std::size_t>(rows), static_cast<std::size_t>(sum.columns), seen(sum),
+                                 counted(part));
+        });
+    }
+    template <class Input, class Weight>
+    void back_from_whole_rows(matrix<const T> share, matrix<T> d_share, int rows, Input input, Weight weight) {
+        if (silent()) {
+            sum_of_parts(d_share, rows, input);
+            return on_whole_rows(share, rows, weight);
         }
-        add_up(out);
+        timed([&](auto counted) {
+            group_->back_from_whole_rows(
+                static_cast<std::size_t>(rows), static_cast<std::size_t>(share.columns), seen(share), seen(d_share),
+                counted([&](tutti::view<T, M> v) { input(matrix<T>(v.data(), rows, share.columns)); }),
+                counted([&](tutti::view<const T, M> v) { weight(matrix<const T>(v.data(), rows, share.columns)); }));
+        });
     }
-    /// Of rows one behind the other.
-    void add_up(matrix<T> parts) {
-        if (alone() || rehearsing_) { return; }
+    /// A gradient of which each rank has a part becomes the sum.
+    void add_up(tutti::view<T, M> parts) {
         const auto begin = clock::now();
-        group_->add_up(tutti::view<T, M>(parts.data, parts.size())).wait(this->queue());
+        group_->add_up(parts).wait(this->queue());
         adding_ += clock::now() - begin;
-    }
-    void classify_backward_input(matrix<const T> d_logits, matrix<const T> table, matrix<T> d_in) {
-        Math::classify_backward_input(d_logits, table, d_in);
-        add_up(d_in);
     }
     [[nodiscard]] double loss(matrix<T> logits) {
         if (alone()) { return Math::loss(logits); }

@@ -27,6 +27,7 @@ struct parallel_options {
     int dp = 0;
     int sp = 0;
     int zero = 0;  // the stage among replicas
+    bool sequence_parallel = false;
     std::string pipeline_schedule = "1f1b";
 };
 
@@ -44,6 +45,8 @@ inline void declare(CLI::App& app, parallel_options& o) {
                    "likewise: ranks that have parts of every sequence, two chunks each, and attend to it in a ring; "
                    "with --lengths documents are where zeppelin places them")
         ->check(ranks);
+    app.add_flag("--sequence-parallel", o.sequence_parallel,
+                 "tp, 3d: ranks that share layers divide the rows between them: each normalizes and keeps its share");
     app.add_option("--zero", o.zero, "tp, pp, 3d: 1 lets replicas share the optimizer's state, as zero1 does")
         ->check(CLI::Range(0, 1))
         ->capture_default_str();
@@ -57,9 +60,13 @@ namespace detail {
 
 /// Ranks along the dimensions, and their product. `Options` has these and all others. Errors: bad_input.
 template <class Options> void complete_parts(Options& o, int processes) {
-    const std::pair<const char*, bool> given[] = {{"--tp", o.tp != 0},     {"--pp", o.pp != 0},
-                                                  {"--dp", o.dp != 0},     {"--sp", o.sp != 0},
-                                                  {"--zero", o.zero != 0}, {"--recompute 3", o.recompute == 3}};
+    const std::pair<const char*, bool> given[] = {{"--tp", o.tp != 0},
+                                                  {"--pp", o.pp != 0},
+                                                  {"--dp", o.dp != 0},
+                                                  {"--sp", o.sp != 0},
+                                                  {"--zero", o.zero != 0},
+                                                  {"--recompute 3", o.recompute == 3},
+                                                  {"--sequence-parallel", o.sequence_parallel}};
     for (const auto& [option, is_given] : given) {
         require(!is_given || o.of_parts() || !o.compare.empty(),
                 fmt::format("{}: pipeline '{}' has the whole model on every rank; tp, pp and 3d do not", option,
@@ -83,6 +90,8 @@ template <class Options> void complete_parts(Options& o, int processes) {
     require(o.ranks == product, fmt::format("--ranks: {} ranks, but --tp {} x --pp {} x --dp {} x --sp {} are {}",
                                             o.ranks, o.tp, o.pp, o.dp, o.sp, product));
     if (on_gpu && o.gpus == 0) { o.gpus = o.ranks; }
+    require(!o.sequence_parallel || o.tp > 1,
+            "--sequence-parallel: rows are divided among the ranks that share layers, --tp of them: 2 or more");
     require(o.model.heads >= o.tp, fmt::format("--tp: {} heads cannot be divided among {} ranks", o.model.heads, o.tp));
     constexpr std::string_view schedules[] = {"gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "dualpipe"};
     require(std::find(std::begin(schedules), std::end(schedules), o.pipeline_schedule) != std::end(schedules),

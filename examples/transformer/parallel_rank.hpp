@@ -108,7 +108,7 @@ public:
                        ? along(device, {dimension::pipeline, dimension::tensor})
                        : along(device, {dimension::pipeline, dimension::data, dimension::sequence, dimension::tensor}))
         , along_sequences_(along(device, {dimension::sequence}))
-        , group_(along(device, {dimension::tensor}))
+        , group_(along(device, {dimension::tensor}), {.sequence_parallel = o.sequence_parallel})
         , attention_(make_document_attention<T>(along_sequences_, o, trace, world.rank(), heads()))
         , rows_(o, attention_.get())
         , net_(o.model, static_cast<int>(most_rows()), o.seed, schedule_, along_pipeline_.rank(), part(),
@@ -121,7 +121,7 @@ public:
         for (std::size_t i = 0; i < whole_model().size(); ++i) {
             if (net_.place_of(i) != net_.nowhere) { numbers_.push_back(i); }
         }
-        const std::size_t border = zeros().in.size() * static_cast<std::size_t>(o.model.width);
+        const std::size_t border = net_.border(zeros().in.size());
         pipe_.emplace(std::move(along_pipeline_), schedule_,
                       tutti::parallel::pipeline_options{
                           .elements = {border}, .recompute = o.recompute == static_cast<int>(recompute::stages)});
@@ -183,7 +183,7 @@ public:
             }
         }
         for (auto i = numbers_.rbegin(); i != numbers_.rend(); ++i) {
-            if (net_.is_tied(*i)) { strategy.gradient_ready(net_.place_of(*i)); }
+            if (net_.is_tied(*i)) { net_.announce(strategy, *i); }
         }
     }
     /// Of the whole model, from this rank's part of the averaged gradients. Collective.
@@ -197,7 +197,7 @@ public:
     /// alone, from rank to rank. Collective over them; batches follow one another through the pipeline.
     template <class Strategy> [[nodiscard]] double score(Strategy& weights, const batch& b, int length) {
         Comm& comm = pipe_->communicator();
-        const std::size_t count = b.in.size() * static_cast<std::size_t>(o_.model.width);
+        const std::size_t count = net_.border(b.in.size());
         double loss = 0;
         tutti::buffer<T, Q> in(net_.queue(), 0);
         for (int stage = 0; stage <= last_stage(); ++stage) {

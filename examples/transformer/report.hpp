@@ -137,6 +137,7 @@ struct result {
                     {"pp", o.pp},
                     {"dp", o.dp},
                     {"sp", o.sp},
+                    {"sequence_parallel", o.sequence_parallel},
                     {"zero", o.zero},
                     {"schedule", o.pipeline_schedule},
                     {"stages", r.parallel->stages},

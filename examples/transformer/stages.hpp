@@ -57,6 +57,7 @@ template <class Math> class stages : blocks<Math> {
     using base::d_stream_;
     using base::logits_;
     using base::math_;
+    using base::outer_;
     using base::rows_;
     using call = tutti::parallel::stage_call;
     using schedule_type = tutti::parallel::pipeline_schedule;
@@ -80,7 +81,7 @@ public:
         void after_use(std::size_t i) { strategy_.after_use(own_.place_of(i)); }
         [[nodiscard]] tutti::view<T, M> gradient(std::size_t i) { return strategy_.gradient(own_.place_of(i)); }
         void gradient_ready(std::size_t i) {
-            if (--own_.expected_[own_.place_of(i)] == 0) { strategy_.gradient_ready(own_.place_of(i)); }
+            if (--own_.expected_[own_.place_of(i)] == 0) { own_.announce(strategy_, i); }
         }
     };
     /// What a pipeline runs.
@@ -145,6 +146,16 @@ public:
     }
     /// Parameter i of the whole model gets gradients on several ranks: both ends' table, or one of two copies.
     [[nodiscard]] bool is_tied(std::size_t i) const { return i == token_table || schedule_.routes.size() > 1; }
+    /// Parameter i's gradient has what all micro-batches and routes add: it becomes the tensor group's, and is announced.
+    template <class S> void announce(S& strategy, std::size_t i) {
+        if (math_.divides_rows() && is_of_norm(i, config_)) { math_.add_up(strategy.gradient(place_of(i))); }
+        strategy.gradient_ready(place_of(i));
+    }
+    /// Elements that leave and enter stages, of so many rows: those of the residual stream that this rank has.
+    [[nodiscard]] std::size_t border(std::size_t rows) const {
+        return static_cast<std::size_t>(math_.outer_rows(static_cast<int>(rows))) *
+               static_cast<std::size_t>(config_.width);
+    }
     [[nodiscard]] std::uint64_t hash_of(tutti::view<const T, M> values) const {
         const tutti::buffer<std::uint64_t, Q> hash(math_.queue(), 1);
         tutti::run(math_.queue(), tutti::hash_operation<M>{tutti::as_bytes(values), hash.view()});
@@ -164,7 +175,7 @@ public:
         const std::vector<batch> batches(static_cast<std::size_t>(schedule_.micro_batches), b);
         begin(batches, 1);
         expected_.assign(parameters_.size(), 0);  // nothing is announced
-        const std::size_t elements = b.in.size() * static_cast<std::size_t>(config_.width);
+        const std::size_t elements = border(b.in.size());
         const tutti::buffer<T, Q> in(this->memory_, elements), out(this->memory_, elements);
         tutti::fill(math_.queue(), in.view(), static_cast<T>(0.0f));
         for (int stage = 0; stage < schedule_.stages(); ++stage) {
@@ -176,7 +187,7 @@ public:
             backward_weight(s, c);
         }
         static_cast<void>(take_loss());
-        static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{}));
+        if (elements > 0) { static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{})); }
         math_.rehearse(false);
         if (attention_ != nullptr) { attention_->rehearse(false); }
     }
@@ -207,15 +218,18 @@ public:
         through(s, m, stage, b, length, in, out);
         if (stage + 1 < schedule_.stages()) { return 0; }
         if (stage > 0) { take(b, length); }
-        this->classify(s, m.kept.normalized.top(rows_), logits_.top(rows_));
+        this->classify(s, m.kept);
         return math_.loss(logits_.top(rows_));
     }
     /// Logits of the words that this rank has, for the token behind row `row` of what the last stage has just scored.
+    /// Collective over the tensor group.
     template <class S> [[nodiscard]] auto logits_behind(S& strategy, int row) {
         placed<S> s(*this, strategy);
         memory_of_pass& m = memory_for(schedule_.stages() - 1, nobody);
         const matrix<T> logits = logits_.top(1);
-        this->classify(s, m.kept.normalized.block(row, 1, 0, config_.width), logits);
+        math_.on_whole_rows(matrix<const T>(m.kept.normalized.top(outer_)), rows_, [&](matrix<const T> normalized) {
+            this->classify(s, normalized.block(row, 1, 0, config_.width), logits);
+        });
         return on_host<T>(math_.queue(),
                           tutti::view<const T, M>(logits.data, static_cast<std::size_t>(logits.columns)));
     }
@@ -294,7 +308,7 @@ private:
     [[nodiscard]] const batch& batch_of(const call& c) const {
         return (*batches_)[static_cast<std::size_t>(c.micro_batch)];
     }
-    [[nodiscard]] matrix<T> rows_of(tutti::view<T, M> v) const { return {v.data(), rows_, config_.width}; }
+    [[nodiscard]] matrix<T> rows_of(tutti::view<T, M> v) const { return {v.data(), outer_, config_.width}; }
 
     void enter(const batch& b, int length, const memory_of_pass& m, int stage) {
         const bool shares = !b.lengths.empty();
@@ -316,7 +330,7 @@ private:
             take(b, length);
             this->embed(s, k.stream[0]);
         } else {
-            k.layers[0].in = matrix<const T>(in.data(), rows_, config_.width);
+            k.layers[0].in = matrix<const T>(in.data(), outer_, config_.width);
         }
         const int first = stage * layers_of_stage();
         for (std::size_t l = 0; l < k.layers.size(); ++l) {
@@ -339,10 +353,10 @@ private:
         const batch& b = batch_of(c);
         enter(b, config_.context, m, c.stage);
         const bool ends = c.stage + 1 == schedule_.stages();
-        const tutti::view<T, M> d_stream(d_stream_.data, d_stream_.top(rows_).size());
+        const tutti::view<T, M> d_stream(d_stream_.data, d_stream_.top(outer_).size());
         if (ends || c.stage == 0) { take(b, config_.context); }
         if (ends) {
-            this->classify(s, k.normalized.top(rows_), logits_.top(rows_));
+            this->classify(s, k);
             math_.loss_and_gradient(logits_.top(rows_), scale_);
             this->head_backward(s, k);
         } else {

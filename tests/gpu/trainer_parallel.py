@@ -19,14 +19,16 @@ WIDE = ["--layers", "4", "--heads", "8", "--width", "512", "--context", "128", "
         "--lr", "1e-4"]
 
 
-def cut(tp=1, pp=1, dp=1, sp=1, schedule="1f1b", zero=0, documents=False):
+def cut(tp=1, pp=1, dp=1, sp=1, schedule="1f1b", zero=0, rows=False, documents=False):
     return ("--pipeline", "3d", "--tp", str(tp), "--pp", str(pp), "--dp", str(dp), "--sp", str(sp),
-            "--pipeline-schedule", schedule, "--zero", str(zero), *(("--lengths", "lengths.txt") if documents else ()))
+            "--pipeline-schedule", schedule, "--zero", str(zero), *(["--sequence-parallel"] if rows else []),
+            *(["--lengths", "lengths.txt"] if documents else []))
 
 
 def of_two():
     """Layouts of two ranks, and whether they are run twice, and in 16 bits."""
     yield cut(tp=2), True
+    yield cut(tp=2, rows=True), True
     for schedule in ("1f1b", "gpipe", "interleaved", "zb-h1", "zb-v", "dualpipe"):
         yield cut(pp=2, schedule=schedule), schedule in ("1f1b", "dualpipe")
     yield cut(dp=2, zero=0), False
@@ -40,6 +42,8 @@ def of_two():
 def of_four():
     yield cut(tp=2, pp=2), True
     yield cut(tp=4), False
+    yield cut(tp=4, rows=True), False
+    yield cut(tp=2, pp=2, schedule="zb-v", rows=True), True
     yield cut(pp=4), False
     yield cut(tp=2, dp=2, zero=1), True
     yield cut(tp=2, pp=2, schedule="zb-v"), False
@@ -101,8 +105,9 @@ def check_unlike_heads(folder, on, *options):
                  "8", "--lr", "1e-4"]
         same = (*options, "--steps", "4", "--precision", precision)
         one = train(folder, *same, *cut(), model=model)
-        there = on.train(folder, *same, *cut(tp=on.count), model=model)
-        expect_close("%d heads on %s, %s" % (heads, on.name, precision), losses(there), losses(one), bar)
+        for rows in (False, True):
+            there = on.train(folder, *same, *cut(tp=on.count, rows=rows), model=model)
+            expect_close("%d heads on %s, %s" % (heads, on.name, precision), losses(there), losses(one), bar)
 
 
 def check_files(folder, on, layout, *options):

@@ -1,10 +1,9 @@
 // Layers cut over ranks against one process's direct loops, in double; what they send; what they refuse.
 #include <doctest/doctest.h>  // checks
 
-#include <algorithm>    // max
 #include <atomic>       // products that have begun
 #include <chrono>       // deadlines
-#include <cmath>        // exp, log, tanh
+#include <cmath>        // exp, log
 #include <cstddef>      // size_t, ptrdiff_t
 #include <cstdint>      // words
 #include <string>       // texts
@@ -26,210 +25,17 @@
 
 #include <support/build.hpp>    // full_speed
 #include <support/failure.hpp>  // expect
-#include <support/oracle.hpp>   // random_element
+
+#include "cut_layers.hpp"  // the oracle
 
 using namespace tutti;
 using namespace tutti::test;
 using namespace tutti::parallel;
 using counted = comm::counted<comm::threads>;
-using numbers = std::vector<double>;
-using words = std::vector<std::int32_t>;
 
 namespace {
 
 constexpr double bar = 1e-12;
-
-numbers drawn(std::uint64_t seed, std::size_t count, double scale) {
-    numbers v(count);
-    for (std::size_t i = 0; i < count; ++i) { v[i] = scale * random_element<double>(seed, i); }
-    return v;
-}
-
-// A residual block between an embedding and logits by the same table, with parameters of every kind.
-struct model {
-    std::size_t vocabulary, width, inner;
-    numbers table, gain, in_weight, in_bias, out_weight, out_bias;
-    model(std::size_t v, std::size_t w, std::size_t f)
-        : vocabulary(v)
-        , width(w)
-        , inner(f)
-        , table(drawn(1, v * w, 1))
-        , gain(drawn(2, w, 1))
-        , in_weight(drawn(3, f * w, 0.3))
-        , in_bias(drawn(4, f, 0.5))
-        , out_weight(drawn(5, w * f, 0.3))
-        , out_bias(drawn(6, w, 0.5)) {}
-};
-
-// The loss is the mean over targets that are words.
-double solve(const model& m, const words& in, const words& targets, model& d) {
-    for (numbers* g : {&d.table, &d.gain, &d.in_weight, &d.in_bias, &d.out_weight, &d.out_bias}) {
-        std::fill(g->begin(), g->end(), 0.0);
-    }
-    double valid = 0;
-    for (const auto t : targets) { valid += t >= 0 ? 1 : 0; }
-    double loss = 0;
-    const std::size_t h = m.width;
-    const std::size_t f = m.inner;
-    for (std::size_t i = 0; i < in.size(); ++i) {
-        const double* const x = &m.table[static_cast<std::size_t>(in[i]) * h];
-        numbers u(h), s(f), y(h), logit(m.vocabulary);
-        for (std::size_t j = 0; j < h; ++j) { u[j] = m.gain[j] * x[j]; }
-        for (std::size_t k = 0; k < f; ++k) {
-            double a = m.in_bias[k];
-            for (std::size_t j = 0; j < h; ++j) { a += m.in_weight[k * h + j] * u[j]; }
-            s[k] = std::tanh(a);
-        }
-        for (std::size_t j = 0; j < h; ++j) {
-            y[j] = x[j] + m.out_bias[j];
-            for (std::size_t k = 0; k < f; ++k) { y[j] += m.out_weight[j * f + k] * s[k]; }
-        }
-        if (targets[i] < 0) { continue; }
-        double total = 0;
-        for (std::size_t v = 0; v < m.vocabulary; ++v) {
-            for (std::size_t j = 0; j < h; ++j) { logit[v] += m.table[v * h + j] * y[j]; }
-            total += std::exp(logit[v]);
-        }
-        loss += (std::log(total) - logit[static_cast<std::size_t>(targets[i])]) / valid;
-        numbers dy(h), du(h), dx(h);
-        for (std::size_t v = 0; v < m.vocabulary; ++v) {
-            const double p = std::exp(logit[v]) / total;
-            const double g = (p - (static_cast<std::int32_t>(v) == targets[i] ? 1 : 0)) / valid;
-            for (std::size_t j = 0; j < h; ++j) {
-                dy[j] += g * m.table[v * h + j];
-                d.table[v * h + j] += g * y[j];
-            }
-        }
-        for (std::size_t j = 0; j < h; ++j) {
-            dx[j] = dy[j];
-            d.out_bias[j] += dy[j];
-        }
-        for (std::size_t k = 0; k < f; ++k) {
-            double ds = 0;
-            for (std::size_t j = 0; j < h; ++j) {
-                ds += m.out_weight[j * f + k] * dy[j];
-                d.out_weight[j * f + k] += dy[j] * s[k];
-            }
-            const double da = ds * (1 - s[k] * s[k]);
-            d.in_bias[k] += da;
-            for (std::size_t j = 0; j < h; ++j) {
-                du[j] += m.in_weight[k * h + j] * da;
-                d.in_weight[k * h + j] += da * u[j];
-            }
-        }
-        for (std::size_t j = 0; j < h; ++j) {
-            d.gain[j] += du[j] * x[j];
-            d.table[static_cast<std::size_t>(in[i]) * h + j] += dx[j] + du[j] * m.gain[j];
-        }
-    }
-    return loss;
-}
-
-// Rows [first, first + count) of a table of `width` columns; those behind its end are padding.
-numbers rows_of(const numbers& table, std::size_t width, part p, double padding) {
-    numbers out(p.count * width, padding);
-    for (std::size_t i = 0; i < out.size() && p.first * width + i < table.size(); ++i) {
-        out[i] = table[p.first * width + i];
-    }
-    return out;
-}
-numbers columns_of(const numbers& table, std::size_t width, part p) {
-    numbers out;
-    for (std::size_t at = 0; at < table.size(); at += width) {
-        for (std::size_t j = 0; j < p.count; ++j) { out.push_back(table[at + p.first + j]); }
-    }
-    return out;
-}
-void expect_close(const numbers& got, const numbers& reference, const numbers& whole, std::string_view what) {
-    double most = 0;
-    for (const double x : whole) { most = std::max(most, std::fabs(x)); }
-    for (std::size_t i = 0; i < reference.size(); ++i) {
-        expect(std::fabs(got[i] - reference[i]) <= bar * most, "{}[{}]: {} is not {}", what, i, got[i], reference[i]);
-    }
-}
-
-struct problem {
-    model parameters;
-    words in, targets;
-    model gradient;
-    double loss;
-    problem(const model& m, std::size_t rows) : parameters(m), gradient(m) {
-        for (std::size_t i = 0; i < rows; ++i) {
-            in.push_back(static_cast<std::int32_t>(mixed(i) % m.vocabulary));
-            targets.push_back(i % 5 == 3 ? -1 : static_cast<std::int32_t>(mixed(i + 999) % m.vocabulary));
-        }
-        in[0] = static_cast<std::int32_t>(m.vocabulary - 1);  // the last word, which is near the padding
-        targets[0] = in[0];
-        loss = solve(parameters, in, targets, gradient);
-    }
-};
-
-// The same on a rank that has its part of each layer.
-void expect_solved(const problem& p, counted c, tensor_options o) {
-    const model& m = p.parameters;
-    const std::size_t rows = p.in.size();
-    const std::size_t h = m.width;
-    tensor_group<counted> group(std::move(c), o);
-    const vocabulary_share share(group, m.vocabulary, 4);
-    vocabulary_embedding<counted, double> embedding(group, share, h);
-    column_linear<counted, double> up(group, h, m.inner);
-    row_linear<counted, double> down(group, m.inner, h);
-    column_linear<counted, double> head(group, h, share.padded);
-    vocabulary_cross_entropy<counted, double> entropy(group, share);
-
-    const part own = group.feature_share(m.inner, "features");
-    const numbers table = rows_of(m.table, h, {share.first, share.count}, 1e3);  // padding that would be noticed
-    const numbers in_weight = rows_of(m.in_weight, h, own, 0);
-    const numbers in_bias = rows_of(m.in_bias, 1, own, 0);
-    const numbers out_weight = columns_of(m.out_weight, m.inner, own);
-    const std::size_t outer = group.outer_rows(rows);
-
-    numbers x(outer * h), u(outer * h), a(rows * own.count), y(outer * h), logits(rows * share.count), loss(rows),
-        z(rows);
-    embedding.forward(p.in, table, x);
-    for (std::size_t i = 0; i < u.size(); ++i) { u[i] = m.gain[i % h] * x[i]; }
-    up.forward(rows, u, in_weight, in_bias, a);
-    numbers s(a);
-    for (double& v : s) { v = std::tanh(v); }
-    down.forward(rows, s, out_weight, m.out_bias, y);
-    for (std::size_t i = 0; i < y.size(); ++i) { y[i] += x[i]; }
-    head.forward(rows, y, table, {}, logits);
-    entropy.forward(logits, p.targets, loss, z);
-    double total = 0;
-    double valid = 0;
-    for (std::size_t i = 0; i < rows; ++i) {
-        total += loss[i];
-        valid += p.targets[i] >= 0 ? 1 : 0;
-    }
-    expect(std::fabs(total / valid - p.loss) <= bar * p.loss, "loss {} is not {}", total / valid, p.loss);
-
-    numbers d_table(table.size()), d_gain(h), d_in_weight(in_weight.size()), d_in_bias(in_bias.size()),
-        d_out_weight(out_weight.size()), d_out_bias(h);
-    numbers dy(outer * h), ds(a.size()), du(outer * h);
-    entropy.backward(logits, p.targets, z, 1 / valid, logits);
-    head.backward(rows, y, table, logits, dy, d_table, {});
-    down.backward(rows, s, out_weight, dy, ds, d_out_weight, d_out_bias);
-    for (std::size_t i = 0; i < ds.size(); ++i) { ds[i] *= 1 - s[i] * s[i]; }
-    up.backward(rows, u, in_weight, ds, du, d_in_weight, d_in_bias);
-    for (std::size_t i = 0; i < du.size(); ++i) {
-        d_gain[i % h] += du[i] * x[i];
-        dy[i] += du[i] * m.gain[i % h];
-    }
-    group.add_up_replicated(view<double>(d_gain));
-    embedding.backward(p.in, dy, d_table);
-
-    const model& g = p.gradient;
-    expect_close(d_table, rows_of(g.table, h, {share.first, share.count}, 0), g.table, "table");
-    expect_close(d_gain, g.gain, g.gain, "gain");
-    expect_close(d_in_weight, rows_of(g.in_weight, h, own, 0), g.in_weight, "in_weight");
-    expect_close(d_in_bias, rows_of(g.in_bias, 1, own, 0), g.in_bias, "in_bias");
-    expect_close(d_out_weight, columns_of(g.out_weight, m.inner, own), g.out_weight, "out_weight");
-    expect_close(d_out_bias, g.out_bias, g.out_bias, "out_bias");
-    // What every rank has is the same on all, to the bit.
-    for (const numbers* all : {&d_gain, &d_out_bias, &loss}) {
-        group.communicator().agree(hash_bytes(as_bytes(view<const double>(*all))), "replicated");
-    }
-}
 
 }  // namespace
 
@@ -244,7 +50,7 @@ TEST_CASE("loss and every gradient as on one rank, sequence-parallel or not, ove
                         tensor_options o;
                         o.sequence_parallel = sequence;
                         o.overlap = overlap;
-                        expect_solved(p, counted(std::move(c)), o);
+                        expect_solved<double>(p, counted(std::move(c)), o, plain_products{}, bar);
                     });
                 }
             }
@@ -459,7 +265,8 @@ TEST_CASE("what does not fit is refused with the numbers, before anything moved"
             const vocabulary_share share(g, 5);
             vocabulary_embedding<counted, double> e(g, share, 2);
             numbers w(e.weights()), y(2);
-            e.forward(words{word}, w, y);
+            const words list{word};
+            e.forward(list, w, y);
         };
     };
     CHECK_THROWS_WITH_AS(on_two(embed(5)), "vocabulary: word 5 of 5", usage_error);  // padding is no word

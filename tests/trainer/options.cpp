@@ -212,6 +212,14 @@ TEST_CASE("without --ranks there are as many as share the model, and as usual wh
     CHECK(completed("--pipeline 3d --tp 3").ranks == 3);
     CHECK(completed("--pipeline 3d --device cuda --tp 2 --pp 2").gpus == 4);
     CHECK(completed("--pipeline 3d --device cuda --gpus 8 --tp 2 --pp 2").dp == 2);
+    CHECK(completed("--pipeline tp --tp 2 --sequence-parallel").sequence_parallel);
+    CHECK_THROWS_WITH_AS(completed("--pipeline 3d --pp 2 --sequence-parallel"),
+                         "--sequence-parallel: rows are divided among the ranks that share layers, --tp of them: 2 or "
+                         "more",
+                         transformer::bad_input);
+    CHECK_THROWS_WITH_AS(completed("--pipeline ddp --sequence-parallel"),
+                         "--sequence-parallel: pipeline 'ddp' has the whole model on every rank; tp, pp and 3d do not",
+                         transformer::bad_input);
 }
 
 /// What a document tells the trainer, a line each: without comments, continued lines joined.

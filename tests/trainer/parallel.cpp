@@ -105,6 +105,31 @@ TEST_CASE("however the model is cut, and by every schedule: the losses of one ra
     CHECK(from_one_rank(run_of("pp", {1, 2}, "1f1b", 0, 2)) <= bar);  // layer normalization computed again
 }
 
+options with_rows_divided(options o) {
+    o.sequence_parallel = true;
+    return o;
+}
+
+TEST_CASE("rows over the ranks that share layers, beside all other dimensions: the losses of one rank") {
+    const auto apart = [](layout l, const char* schedule = "1f1b", int zero = 0, int recompute = -1) {
+        return from_one_rank(with_rows_divided(run_of("3d", l, schedule, zero, recompute)));
+    };
+    CHECK(from_one_rank(with_rows_divided(run_of("tp", {4}))) <= bar);
+    CHECK(apart({2, 2}) <= bar);
+    CHECK(apart({2, 1, 2}, "1f1b", 1) <= bar);
+    CHECK(apart({2, 2, 2}, "1f1b", 1) <= bar);
+    CHECK(apart({3, 1, 1, 2}) <= bar);                // eight rows over three ranks
+    CHECK(apart({2, 2}, "zb-h1", 0, 0) <= bar);       // gradients of weights later
+    CHECK(apart({2, 2, 1, 2}, "zb-v", 1, 3) <= bar);  // the same, forward computed again
+    CHECK(apart({2, 2}, "dualpipe", 1) <= bar);       // two copies of each norm
+    CHECK(apart({2, 2}, "interleaved", 0, 1) <= bar);
+    CHECK(apart({2}, "1f1b", 0, 2) <= bar);  // layer normalization computed again
+    auto alone = run_of("local"), few = with_rows_divided(run_of("tp", {4}));
+    alone.model.context = few.model.context = 3;  // a rank has no rows
+    alone.eval_every = few.eval_every = steps;
+    CHECK(distance(train_on_threads<double>(few, text()), train_on_threads<double>(alone, text())) <= bar);
+}
+
 TEST_CASE("sequences over ranks, beside all other dimensions: the losses of one rank") {
     CHECK(from_one_rank(run_of("3d", {1, 1, 1, 2})) <= bar);
     CHECK(from_one_rank(run_of("3d", {1, 1, 1, 4})) <= bar);
@@ -138,6 +163,7 @@ TEST_CASE("documents over ranks: the losses of one rank, and of the pipeline tha
     CHECK(at_once.training.back().second < 0.9 * at_once.training.front().second);
     CHECK(apart(documents_of("tp", {2}, 8), at_once) <= bar);
     CHECK(apart(documents_of("3d", {2, 1, 1, 2}, 8), at_once) <= bar);
+    CHECK(apart(with_rows_divided(documents_of("3d", {2, 1, 1, 2}, 8)), at_once) <= bar);
     // Micro-batches in flight, each with documents of its own; losses are means over all tokens, not of means.
     const auto alone = train_on_threads<double>(documents_of("tp", {1}, 2), text());
     CHECK(distance(alone, at_once) > 1e-4);
@@ -165,6 +191,7 @@ TEST_CASE("in float, and with a vocabulary that does not divide") {
         o.model.vocabulary = 259;
         CHECK(distance(train_on_threads<double>(o, text()), alone) <= bar);
         CHECK(distance(train_on_threads<float>(o, text()), alone_in_float) <= 1e-5);
+        CHECK(distance(train_on_threads<double>(with_rows_divided(o), text()), alone) <= bar);
     }
 }
 
@@ -203,6 +230,7 @@ TEST_CASE("bytes along each dimension are those of the formulas") {
         o.steps = 2;
         return o;
     };
+    const std::uint64_t table = 256 * w * e;
     // Each sum over t ranks sends 2 (t - 1) / t: twice a layer each way, behind the embedding and the classifier.
     const auto tensor = [&](std::uint64_t t, std::uint64_t sums_of_a_layer, std::uint64_t others) {
         return m * ((sums_of_a_layer * layers + others) * activation + 3 * rows * e) * 2 * (t - 1) / t;
@@ -214,8 +242,19 @@ TEST_CASE("bytes along each dimension are those of the formulas") {
         CHECK(sent[2] == 0);
     }
     CHECK(bytes(with_steps(run_of("tp", {2}, "1f1b", 0, 3)))[0] == tensor(2, 6, 3));  // forward is computed again
+    // With rows divided each sum is a gather and a sum to rows; backward gathers inputs again, behind each of the two sums
+    // of a layer and the classifier's; and norms' gradients are added up once a step.
+    const std::uint64_t norms = (4 * layers + 2) * w * e;
+    for (const std::uint64_t t : {2u, 4u}) {
+        const auto sent = bytes(with_steps(with_rows_divided(run_of("tp", {static_cast<int>(t)}))));
+        CHECK(sent[0] == tensor(t, 4, 2) + (m * (2 * layers + 1) * activation + 2 * norms) * (t - 1) / t);
+    }
+    // Of two calls, those of gradients of weights gather on their own.
+    const auto later = bytes(with_steps(with_rows_divided(run_of("3d", {2, 2}, "zb-h1", 0, 0))));
+    const auto at_once = bytes(with_steps(with_rows_divided(run_of("3d", {2, 2}, "1f1b", 0, 0))));
+    CHECK(later[0] == at_once[0] + m * (2 * layers / 2) * activation / 2);
+    CHECK(at_once[1] == m * activation / 2 + table / 2);  // shares of rows leave and enter stages
     // An activation and a gradient across each border between ranks; both ends add up the table's gradients.
-    const std::uint64_t table = 256 * w * e;
     CHECK(bytes(with_steps(run_of("pp", {1, 2})))[1] == m * activation + table);
     CHECK(bytes(with_steps(run_of("pp", {1, 4})))[1] == std::max(2 * m * activation, m * activation + table));
     CHECK(bytes(with_steps(run_of("pp", {1, 2}, "interleaved")))[1] == 3 * m * activation + table);
@@ -287,7 +326,9 @@ TEST_CASE("weights are saved whole, and loaded by any number of ranks; the same 
     const auto alone = trained(run_of("local"), "alone");
     const tutti::checkpoint::safetensors_file expected((folder / "alone").string());
     for (const layout l : {layout{2, 2, 2, 1}, layout{2, 2, 1, 2}}) {
-        const auto parts = trained(run_of("3d", l, "dualpipe", 1), "parts");
+        auto divided = run_of("3d", l, "dualpipe", 1);
+        divided.sequence_parallel = l.sp == 1;
+        const auto parts = trained(divided, "parts");
         CHECK(parts.sample.size() == 400);
         CHECK(parts.sample == alone.sample);
         const tutti::checkpoint::safetensors_file saved((folder / "parts").string());

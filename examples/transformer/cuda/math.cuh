@@ -114,7 +114,7 @@ private:
 /// Shapes       of no rows nothing is done: ranks that share documents may have none of a step's.
 /// Determinism  the same bits in every run on the same kind of device: no sum depends on timing.
 /// Cost         no step waits, except loss, take_loss and probabilities.
-template <class T> class cuda_math {
+template <class T> class cuda_math : public whole_layers<T> {
     using floats = tutti::buffer<float, tutti::cuda_queue>;
 
     tutti::cuda_queue queue_;
@@ -293,7 +293,6 @@ public:
             times_gelu_slope<T>(queue_, before.data, d_before.data, d_before.size());
         }
     }
-    void add_up(matrix<T>) const {}  // no other rank has a part
     void linear_backward_weight(matrix<const T> d_out, matrix<const T> in, matrix<T> d_weight, T* d_bias) {
         if (d_out.rows == 0) { return; }
         products_.multiply<T>(across(in), d_out, d_weight, {.addend = d_weight});

@@ -18,6 +18,7 @@
 #include <tutti/parallel/schedules/zero_bubble.hpp>
 
 // parts of layers, and what counts once
+#include <tutti/parallel/bias.hpp>
 #include <tutti/parallel/gradient_norm.hpp>
 #include <tutti/parallel/linear.hpp>
 #include <tutti/parallel/tensor_group.hpp>

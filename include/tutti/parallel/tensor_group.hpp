@@ -10,12 +10,14 @@
 #include <vector>       // counts
 
 #include <tutti/comm/communicator.hpp>  // communicator
+#include <tutti/core/buffer.hpp>        // rows of all
 #include <tutti/core/error.hpp>         // usage_error
 #include <tutti/core/partition.hpp>     // part
 #include <tutti/core/reduce_op.hpp>     // sum
 #include <tutti/core/text.hpp>          // formatted
 #include <tutti/core/view.hpp>          // view
 #include <tutti/schedule/lane.hpp>      // lane
+#include <tutti/schedule/ticket.hpp>    // ticket
 
 namespace tutti::parallel {
 
@@ -35,8 +37,17 @@ struct tensor_options {
 ///   row_share      rank r's rows in the sequence-parallel form; any number of rows, as equal as possible.
 ///   gather_rows    all rows from everybody's share           sum_to_rows  this rank's share of the sum of all
 ///   add_up         the sum over ranks in place of the parts
-/// Shapes     rows of `width` elements, one behind the other.
-/// Cost       S bytes of rows: gather_rows and sum_to_rows (t-1)/t S each, add_up 2(t-1)/t S.
+///   Where a layer begins and ends, in both forms; what is called gets a view that is gone when it returns:
+///   on_whole_rows      calls work(all rows): gathered ones in the sequence-parallel form, else `share` itself
+///   sum_of_parts       calls work(part) to write this rank's part of all rows; `sum` becomes this rank's share of the
+///                      parts' sum, or all of it
+///   back_from_whole_rows   what backward is where forward was on_whole_rows(share, ...): sum_of_parts(d_share, input) and
+///                      on_whole_rows(share, weight), with the gather beside `input` and the sum beside `weight`, where
+///                      collectives overlap
+/// Shapes     rows of `width` elements, one behind the other; `rows` is the number of all.
+/// Cost       S bytes of rows: gather_rows and sum_to_rows (t-1)/t S each, add_up 2(t-1)/t S. Of the last three, in the
+///            sequence-parallel form, that of a gather, of a sum to rows and of both, and S bytes of scratch for each;
+///            else nothing, add_up and add_up.
 /// Errors     usage_error when features do not divide.
 template <communicator C> class tensor_group {
     using Q = queue_of<C>;
@@ -87,6 +98,38 @@ public:
     }
     template <class T> [[nodiscard]] schedule::ticket<Q> add_up(view<T, M> parts) {
         return start("add up", [parts](C& c) { c.all_reduce(parts, parts, sum{}); });
+    }
+
+    template <class T, class Work>
+    void on_whole_rows(std::size_t rows, std::size_t width, view<const T, M> share, Work work) {
+        if (!sequence_parallel_) { return work(share); }
+        const buffer<T, Q> all(queue(), rows * width);
+        gather_rows(rows, width, share, all.view()).wait(queue());
+        work(view<const T, M>(all.view()));
+    }
+    template <class T, class Work> void sum_of_parts(std::size_t rows, std::size_t width, view<T, M> sum, Work work) {
+        if (!sequence_parallel_) {
+            work(sum);
+            return add_up(sum).wait(queue());
+        }
+        const buffer<T, Q> all(queue(), rows * width);
+        work(all.view());
+        sum_to_rows(rows, width, view<const T, M>(all.view()), sum).wait(queue());
+    }
+    template <class T, class Input, class Weight>
+    void back_from_whole_rows(std::size_t rows, std::size_t width, view<const T, M> share, view<T, M> d_share,
+                              Input input, Weight weight) {
+        const std::size_t scratch = sequence_parallel_ ? rows * width : 0;
+        const buffer<T, Q> all(queue(), scratch), d_all(queue(), scratch);
+        // Tickets go first when something throws: what they use is above.
+        const auto gathered = sequence_parallel_ ? gather_rows(rows, width, share, all.view()) : schedule::ticket<Q>();
+        const view<T, M> d_whole = sequence_parallel_ ? d_all.view() : d_share;
+        input(d_whole);
+        const auto summed =
+            sequence_parallel_ ? sum_to_rows(rows, width, view<const T, M>(d_whole), d_share) : add_up(d_share);
+        gathered.wait(queue());
+        weight(sequence_parallel_ ? view<const T, M>(all.view()) : share);
+        summed.wait(queue());
     }
 
     /// Whether this rank counts, in sums over the model, parameters that every rank has.

@@ -1,5 +1,5 @@
 // vocabulary: a table of words cut over ranks: embedding, and the loss over logits that no rank has all of.
-// Needs parallel/tensor_group; the embedding is for host memory. Source: Shoeybi et al. 2019, arXiv:1909.08053,
+// Needs parallel/tensor_group; on a CUDA queue parallel/vocabulary.cuh. Source: Shoeybi et al. 2019, arXiv:1909.08053,
 // section 3.
 #pragma once
 
@@ -62,17 +62,72 @@ struct vocabulary_share {
     }
 };
 
+/// y[i] = the table's row of the i-th word of a list if it is here, 0 otherwise; `table` has the words from `first` on.
+template <floating_element T, memory M> struct look_up_operation {
+    static constexpr std::string_view name = "look_up";
+    view<const std::int32_t, M> words;
+    view<const T, M> table;
+    view<T, M> y;
+    std::size_t width;
+    std::size_t first;
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        return {static_cast<double>(words.size_bytes() + 2 * y.size_bytes()), 0};
+    }
+    /// Where the word's row is, nowhere if it is not here.
+    [[nodiscard]] TUTTI_HOST_DEVICE const T* row_of(std::int32_t word) const noexcept {
+        const std::size_t own = static_cast<std::size_t>(word) - first;  // negative ones are far beyond the end
+        return own < table.size() / width ? table.data() + own * width : nullptr;
+    }
+    void operator()() const {
+        for (std::size_t i = 0; i < words.size(); ++i) {
+            T* const to = y.data() + i * width;
+            if (const T* const row = row_of(words.data()[i]); row != nullptr) {
+                std::copy(row, row + width, to);
+            } else {
+                std::fill(to, to + width, static_cast<T>(0.0f));
+            }
+        }
+    }
+};
+
+/// The table's row of each word that is here += the i-th row of d_y.
+///
+/// Determinism  in ascending order of i; a device rounds a word's sum to T once, the host each addition.
+template <floating_element T, memory M> struct add_looked_up_operation {
+    static constexpr std::string_view name = "add_looked_up";
+    view<const std::int32_t, M> words;
+    view<const T, M> d_y;
+    view<T, M> d_table;
+    std::size_t width;
+    std::size_t first;
+    [[nodiscard]] tutti::cost cost() const noexcept {
+        return {static_cast<double>(words.size_bytes() + 3 * d_y.size_bytes()), static_cast<double>(d_y.size())};
+    }
+    void operator()() const {
+        using R = master_t<T>;
+        for (std::size_t i = 0; i < words.size(); ++i) {
+            const std::size_t own = static_cast<std::size_t>(words.data()[i]) - first;
+            if (own >= d_table.size() / width) { continue; }
+            T* const row = d_table.data() + own * width;
+            for (std::size_t j = 0; j < width; ++j) {
+                row[j] = static_cast<T>(static_cast<R>(row[j]) + static_cast<R>(d_y.data()[i * width + j]));
+            }
+        }
+    }
+};
+
 /// y[i] = row words[i] of a table cut by words.
 ///
-/// Semantics    backward adds to d_weight, in ascending order of rows.
+/// Semantics    backward adds to d_weight. Where the host cannot read the list, that it has words is the caller's to
+///              check.
 /// Shapes       weight count x width; `list` has all rows on all ranks; y and d_y rows x width, or this rank's share of
 ///              the rows in the sequence-parallel form.
-/// Determinism  exact: of each element one rank has a number and all others zero.
+/// Determinism  exact: of each element of y one rank has a number and all others zero; gradients are added up in
+///              ascending order of rows.
 /// Cost         forward one sum of rows x width (sequence-parallel: to rows), backward nothing (a gather).
 /// Errors       usage_error for a word that is none or a size that is wrong, before anything moved.
-template <communicator C, class T>
-requires(queue_of<C>::executes_inline) class vocabulary_embedding {
-    using Q = queue_of<C>;
+template <communicator C, floating_element T> class vocabulary_embedding {
+    using M = memory_of<C>;
     tensor_group<C>* group_;
     vocabulary_share share_;
     std::size_t width_;
@@ -83,39 +138,22 @@ public:
 
     [[nodiscard]] std::size_t weights() const noexcept { return share_.count * width_; }
 
-    void forward(std::span<const std::int32_t> list, view<const T> weight, view<T> y) {
+    void forward(view<const std::int32_t, M> list, view<const T, M> weight, view<T, M> y) {
         expect(list, weight.size(), y.size());
-        const Q q = group_->queue();
-        const bool scatters = group_->sequence_parallel();
-        const buffer<T, Q> all(q, scatters ? list.size() * width_ : 0);
-        const view<T> found = scatters ? all.view() : y;
-        std::fill(found.begin(), found.end(), T{0});
-        for (std::size_t i = 0; i < list.size(); ++i) {
-            if (!share_.has(list[i])) { continue; }
-            const T* const row = weight.data() + (static_cast<std::size_t>(list[i]) - share_.first) * width_;
-            std::copy(row, row + width_, found.data() + i * width_);
-        }
-        const auto summed =
-            scatters ? group_->sum_to_rows(list.size(), width_, view<const T>(found), y) : group_->add_up(y);
-        summed.wait(q);
+        group_->sum_of_parts(list.size(), width_, y, [&](view<T, M> part) {
+            tutti::run(group_->queue(), look_up_operation<T, M>{list, weight, part, width_, share_.first});
+        });
     }
-    void backward(std::span<const std::int32_t> list, view<const T> d_y, view<T> d_weight) {
+    void backward(view<const std::int32_t, M> list, view<const T, M> d_y, view<T, M> d_weight) {
         expect(list, d_weight.size(), d_y.size());
-        const Q q = group_->queue();
-        const bool gathers = group_->sequence_parallel();
-        const buffer<T, Q> all(q, gathers ? list.size() * width_ : 0);
-        if (gathers) { group_->gather_rows(list.size(), width_, d_y, all.view()).wait(q); }
-        const T* const dy = gathers ? all.data() : d_y.data();
-        for (std::size_t i = 0; i < list.size(); ++i) {
-            if (!share_.has(list[i])) { continue; }
-            T* const row = d_weight.data() + (static_cast<std::size_t>(list[i]) - share_.first) * width_;
-            for (std::size_t j = 0; j < width_; ++j) { row[j] += dy[i * width_ + j]; }
-        }
+        group_->on_whole_rows(list.size(), width_, d_y, [&](view<const T, M> d_whole) {
+            tutti::run(group_->queue(), add_looked_up_operation<T, M>{list, d_whole, d_weight, width_, share_.first});
+        });
     }
 
 private:
-    void expect(std::span<const std::int32_t> list, std::size_t weight, std::size_t y) const {
-        share_.expect_words(list, false);
+    void expect(view<const std::int32_t, M> list, std::size_t weight, std::size_t y) const {
+        if constexpr (M::host_accessible) { share_.expect_words(list, false); }
         detail::expect_elements("vocabulary_embedding", "weight", weight, share_.count, width_);
         detail::expect_elements("vocabulary_embedding", "y", y, group_->outer_rows(list.size()), width_);
     }
