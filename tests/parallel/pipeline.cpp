@@ -286,6 +286,15 @@ TEST_CASE("what cannot run is refused on all ranks before anything moves") {
                          "1f1b: rank 1, backward_input of micro-batch 3 in stage 1: is missing", usage_error);
     const auto different = [](int rank) { return rank == 0 ? one_forward_one_backward(2, 4) : gpipe(2, 4); };
     CHECK_THROWS_AS(made(2, different, {.elements = {5}}), mismatch_error);
+    // The same schedule, but messages that were put in another order.
+    CHECK_THROWS_AS(threads::launch(2,
+                                    [](threads& c) {
+                                        pipeline_options o;
+                                        o.elements = {5};
+                                        o.times.forward = c.rank() == 0 ? 1 : 7;
+                                        pipeline<threads, double>(std::move(c), one_forward_one_backward(2, 4), o);
+                                    }),
+                    mismatch_error);
     const auto one_broken = [&](int rank) { return rank == 0 ? good(0) : broken(1); };
     CHECK_THROWS_AS(made(2, one_broken, {.elements = {5}}), error);
 }
