@@ -202,11 +202,12 @@ int search(const options& o, const plan::machine& on) {
     const plan::search_result found = plan::search(model, on, o.space, o.best);
     if (found.best.empty()) {
         const plan::planned& p = found.lightest;
-        throw bad_input(
-            fmt::format("nothing fits: even tp {} pp {} dp {} with {} takes {:.1f} GiB on a GPU, of which {:.1f} "
-                        "may be used",
-                        p.how.tensor, p.how.pipeline, p.how.data, strategy_of(p.how), p.peak.memory.total() / gib,
-                        usable_bytes(on, o.space.margin) / gib));
+        throw bad_input(fmt::format(
+            "nothing fits: even tp {} pp {} dp {}{} takes {:.1f} GiB on a GPU, of which {:.1f} may be used; "
+            "it takes more --gpus, or fewer restrictions",
+            p.how.tensor, p.how.pipeline, p.how.data,
+            p.how.data == 1 ? "" : fmt::format(" with {}", strategy_of(p.how)), p.peak.memory.total() / gib,
+            usable_bytes(on, o.space.margin) / gib));
     }
     const plan::planned& best = found.best[0];
     const std::vector<plan::alternative> others = alternatives(model, on, o.space, best);

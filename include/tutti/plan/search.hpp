@@ -22,7 +22,8 @@
 
 namespace tutti::plan {
 
-/// What may be chosen. An empty list of tensor, pipeline or micro_batches is every number that divides.
+/// What may be chosen. An empty list of tensor, pipeline or micro_batches is every number that divides; heads need not be
+/// divided evenly.
 struct search_space {
     int ranks = 1;
     std::int64_t sequences = 1;  ///< of a step, of all ranks together: never changed, since training depends on it
