@@ -12,7 +12,8 @@
 #include <string>            // names
 #include <string_view>       // keys
 #include <system_error>      // errc
-#include <utility>           // move
+#include <type_traits>       // kinds of values
+#include <utility>           // move, in_range
 #include <vector>            // jobs
 
 #include <fmt/format.h>       // messages
@@ -55,21 +56,31 @@ public:
     [[nodiscard]] bool has(const char* key) const { return value_.contains(key); }
     template <class T> [[nodiscard]] T get(const char* key) const {
         if (!has(key)) { throw bad_input(fmt::format("{}: '{}' is missing", where_, key)); }
-        try {
-            return value_.at(key).get<T>();
-        } catch (const json::exception&) {
-            throw bad_input(
-                fmt::format("{}: '{}' is {}, which is of another kind", where_, key, value_.at(key).dump()));
+        const json& found = value_.at(key);
+        bool right = std::is_same_v<T, std::string> ? found.is_string() : found.is_number();
+        if constexpr (std::is_same_v<T, bool>) {
+            right = found.is_boolean();
+        } else if constexpr (std::is_integral_v<T>) {  // not rounded, nor cut off
+            right = found.is_number_integer() &&
+                    (!found.is_number_unsigned() || std::in_range<T>(found.get<std::uint64_t>())) &&
+                    (found.is_number_unsigned() || std::in_range<T>(found.get<std::int64_t>()));
         }
+        if (!right) {
+            throw bad_input(fmt::format("{}: '{}' is {}, which is not {}", where_, key, found.dump(), kind_of<T>()));
+        }
+        return found.get<T>();
     }
     template <class T> [[nodiscard]] T get(const char* key, T otherwise) const {
         return has(key) ? get<T>(key) : otherwise;
     }
-    /// A number above 0.
-    void positive(const char* key, double& into) const {
+    /// A number above 0; a share is at most 1.
+    void positive(const char* key, double& into, bool is_share = false) const {
         if (!has(key)) { return; }
         into = get<double>(key);
         if (!(into > 0)) { throw bad_input(fmt::format("{}: '{}' is {}; it must be positive", where_, key, into)); }
+        if (is_share && into > 1) {
+            throw bad_input(fmt::format("{}: '{}' is {}; it is a share of the peak, at most 1", where_, key, into));
+        }
     }
     /// f(member, where it stands) for each member of a list; none where there is no list.
     template <class F> void each(const char* key, F f) const {
@@ -80,6 +91,14 @@ public:
     }
     [[nodiscard]] const json& at(const char* key) const { return value_.at(key); }
     [[nodiscard]] const std::string& where() const { return where_; }
+
+private:
+    template <class T> [[nodiscard]] static constexpr const char* kind_of() {
+        return std::is_same_v<T, std::string> ? "a text"
+               : std::is_same_v<T, bool>      ? "true or false"
+               : std::is_integral_v<T>        ? "a whole number of this size"
+                                              : "a number";
+    }
 };
 
 /// The value whose name it is, of an enumeration that counts from 0.
@@ -196,8 +215,8 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into,
         }
     }
     name = o.get<std::string>("name", path);
-    const auto figure = [&o](const char* key, double& into, plan::evidence& known) {
-        o.positive(key, into);
+    const auto figure = [&o](const char* key, double& into, plan::evidence& known, bool is_share = false) {
+        o.positive(key, into, is_share);
         if (o.has(key)) { known = plan::evidence::given; }
     };
     figure("flops", m.flops, m.known.flops);
@@ -208,15 +227,17 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into,
     read_link(o, "inside", m.inside, m.known);
     read_link(o, "between", m.between, m.known);
     figure("host_bandwidth", m.host_bandwidth, m.known.host);
-    figure("product_efficiency", m.product_efficiency, m.known.product_efficiency);
+    figure("product_efficiency", m.product_efficiency, m.known.product_efficiency, true);
     figure("memory_efficiency", m.memory_efficiency, m.known.memory_efficiency);
-    figure("link_efficiency", m.link_efficiency, m.known.link_efficiency);
+    figure("link_efficiency", m.link_efficiency, m.known.link_efficiency, true);
     figure("launch_seconds", m.launch_seconds, m.known.launch);
     m.interference = o.get<double>("interference", m.interference);
     if (m.interference < 0) { throw bad_input(fmt::format("{}: interference {}", path, m.interference)); }
     if (o.has("interference")) { m.known.interference = plan::evidence::given; }
     if (o.has("processors")) {
-        m.wave = plan::detail::wave_of(o.get<int>("processors"));
+        const int processors = o.get<int>("processors");
+        if (processors < 1) { throw bad_input(fmt::format("{}: {} processors", path, processors)); }
+        m.wave = plan::detail::wave_of(processors);
         m.known.wave = plan::evidence::given;
     }
 

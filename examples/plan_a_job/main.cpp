@@ -46,17 +46,18 @@ std::optional<int> parse(int argc, char** argv, options& o) {
                    "frontier, dgx-a100, hgx-h100, hgx-h200, or a JSON file: its figures, and "
                    "products, collectives or steps that were measured on it")
         ->capture_default_str();
-    app.add_option("--gpus", o.space.ranks, "how many")->check(CLI::PositiveNumber);
+    const CLI::Range ranks(1, 1 << 24);
+    const CLI::Range sequences(std::int64_t{1}, std::int64_t{1} << 40);
+    app.add_option("--gpus", o.space.ranks, "how many")->check(ranks);
     app.add_option("--model", o.model,
                    "gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m, gpt-22b, gpt-175b, gpt-530b, gpt-1t, "
                    "or LAYERS,HIDDEN,HEADS,VOCABULARY,SEQUENCE");
     auto* const batch =
         app.add_option("--batch", o.space.sequences, "sequences a step, of all GPUs; default: one a GPU")
-            ->check(CLI::PositiveNumber);
-    app.add_option("--tp", o.space.tensor, "tensor ranks to try; default: all that divide")->check(CLI::PositiveNumber);
-    app.add_option("--pp", o.space.pipeline, "pipeline stages to try")->check(CLI::PositiveNumber);
-    app.add_option("--micro-batch", o.space.micro_batches, "sequences of a micro-batch to try")
-        ->check(CLI::PositiveNumber);
+            ->check(sequences);
+    app.add_option("--tp", o.space.tensor, "tensor ranks to try; default: all that divide")->check(ranks);
+    app.add_option("--pp", o.space.pipeline, "pipeline stages to try")->check(ranks);
+    app.add_option("--micro-batch", o.space.micro_batches, "sequences of a micro-batch to try")->check(sequences);
     app.add_option("--zero", o.space.zero_stages, "ZeRO stages to try")->check(CLI::Range(0, 3))->capture_default_str();
     app.add_option("--schedule", o.schedules,
                    "of pipelines, to try: gpipe, 1f1b, interleaved, zero_bubble, zero_bubble_v; "
@@ -89,8 +90,13 @@ std::optional<int> parse(int argc, char** argv, options& o) {
         return 0;
     } catch (const CLI::ParseError& e) { throw bad_input(e.what()); }
     if (!o.predict.empty()) {
-        for (const char* const other : {"--gpus", "--model", "--trainer", "--batch", "--picture"}) {
-            if (app.count(other) != 0) { throw bad_input(fmt::format("{} and --predict exclude each other", other)); }
+        for (const CLI::Option* const other : app.get_options()) {
+            const std::string name = other->get_name();
+            const bool goes_along =
+                name == "--predict" || name == "--machine" || name == "--margin" || name == "--report";
+            if (!goes_along && other->count() != 0) {
+                throw bad_input(fmt::format("{} and --predict exclude each other", name));
+            }
         }
         return std::nullopt;
     }
@@ -196,11 +202,12 @@ int search(const options& o, const plan::machine& on) {
     const plan::search_result found = plan::search(model, on, o.space, o.best);
     if (found.best.empty()) {
         const plan::planned& p = found.lightest;
-        throw bad_input(
-            fmt::format("nothing fits: even tp {} pp {} dp {} with {} takes {:.1f} GiB on a GPU, of which {:.1f} "
-                        "may be used",
-                        p.how.tensor, p.how.pipeline, p.how.data, strategy_of(p.how), p.peak.memory.total() / gib,
-                        usable_bytes(on, o.space.margin) / gib));
+        throw bad_input(fmt::format(
+            "nothing fits: even tp {} pp {} dp {}{} takes {:.1f} GiB on a GPU, of which {:.1f} may be used; "
+            "it takes more --gpus, or fewer restrictions",
+            p.how.tensor, p.how.pipeline, p.how.data,
+            p.how.data == 1 ? "" : fmt::format(" with {}", strategy_of(p.how)), p.peak.memory.total() / gib,
+            usable_bytes(on, o.space.margin) / gib));
     }
     const plan::planned& best = found.best[0];
     const std::vector<plan::alternative> others = alternatives(model, on, o.space, best);

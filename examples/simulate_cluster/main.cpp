@@ -253,10 +253,14 @@ int main(int argc, char** argv) {
     app.add_option("--picture", r.picture, "SVG file of how it scales");
     app.add_option("--report", r.report, "JSON file of all figures");
     app.add_option("--trace", r.trace, "Chrome trace of some ranks, for Perfetto");
-    app.add_option("--largest", r.largest, "leaves out points of more ranks")->check(CLI::PositiveNumber);
-    app.add_option("--sequences", r.sequences, "of a replica in a step, for 175b and 1t")->check(CLI::PositiveNumber);
+    app.add_option("--largest", r.largest, "leaves out points of more ranks")->check(CLI::Range(1, 1 << 20));
+    const auto* const sequences = app.add_option("--sequences", r.sequences, "175b and 1t: of a replica in a step")
+                                      ->check(CLI::Range(1, 1 << 20));
     try {
         app.parse(argc, argv);
+        if (sequences->count() != 0 && r.recipe.starts_with("co2")) {
+            throw transformer::bad_input(fmt::format("--sequences: recipe '{}' has what was published", r.recipe));
+        }
         answer(r);
     } catch (const CLI::CallForHelp&) { fmt::print("{}", app.help()); } catch (const CLI::ParseError& e) {
         return complain(e, 2);

@@ -168,33 +168,38 @@ TEST_CASE("1F1B in figures: calls of one group a gap, memory of what is in fligh
     constexpr int p = 4;
     constexpr int m = 8;
     const pipeline_schedule s = one_forward_one_backward(p, m);
-    threads::launch(p, [&](threads& t) {
-        const auto rank = static_cast<std::size_t>(t.rank());
-        const host_queue q = t.queue();
-        pipeline_options o;
-        o.elements = {1000};
-        pipeline<threads, double> pipe(std::move(t), s, o);
-        struct {
-            void forward(const stage_call&, view<const double>, view<double> out) {
-                for (double& x : out) { x = 0; }
-            }
-            void backward_input(const stage_call&, view<const double>, view<const double>, view<double> d_in) {
-                for (double& x : d_in) { x = 0; }
-            }
-            void backward_weight(const stage_call&, view<const double>, view<const double>) {}
-        } stage;
-        q.account().reset_peak();
-        const std::size_t before = q.account().live();
-        const pipeline_counts n = pipe.run(stage);
-        constexpr std::uint64_t sent[] = {8, 16, 16, 8};
-        constexpr int in_flight[] = {4, 3, 2, 1};
-        expect(n.messages_sent == sent[rank] && n.bytes_sent == 8000 * sent[rank], "rank {}: messages", rank);
-        expect(n.peak_in_flight == in_flight[rank], "rank {}: {} in flight", rank, n.peak_in_flight);
-        // Inputs held (none on the first rank), and up to an output, a gradient each way and the next input.
-        const std::size_t activations = (q.account().peak() - before) / 8000;
-        const std::size_t inputs = rank == 0 ? 0 : static_cast<std::size_t>(in_flight[rank]);
-        expect(activations >= inputs + 1 && activations <= inputs + 3, "rank {}: {} buffers", rank, activations);
-    });
+    for (const bool overlap : {false, true}) {
+        threads::launch(p, [&](threads& t) {
+            const auto rank = static_cast<std::size_t>(t.rank());
+            const host_queue q = t.queue();
+            pipeline_options o;
+            o.elements = {1000};
+            o.overlap = overlap;
+            pipeline<threads, double> pipe(std::move(t), s, o);
+            struct {
+                void forward(const stage_call&, view<const double>, view<double> out) {
+                    for (double& x : out) { x = 0; }
+                }
+                void backward_input(const stage_call&, view<const double>, view<const double>, view<double> d_in) {
+                    for (double& x : d_in) { x = 0; }
+                }
+                void backward_weight(const stage_call&, view<const double>, view<const double>) {}
+            } stage;
+            q.account().reset_peak();
+            const std::size_t before = q.account().live();
+            const pipeline_counts n = pipe.run(stage);
+            constexpr std::uint64_t sent[] = {8, 16, 16, 8};
+            constexpr int in_flight[] = {4, 3, 2, 1};
+            expect(n.messages_sent == sent[rank] && n.bytes_sent == 8000 * sent[rank], "rank {}: messages", rank);
+            expect(n.peak_in_flight == in_flight[rank], "rank {}: {} in flight", rank, n.peak_in_flight);
+            // Inputs held (none on the first rank), and up to an output, a gradient each way and the next input; of results on
+            // a lane two more.
+            const std::size_t activations = (q.account().peak() - before) / 8000;
+            const std::size_t inputs = rank == 0 ? 0 : static_cast<std::size_t>(in_flight[rank]);
+            expect(activations >= inputs + 1 && activations <= inputs + (overlap ? 5 : 3), "rank {}: {} buffers", rank,
+                   activations);
+        });
+    }
 }
 
 TEST_CASE("an error of one stage ends all ranks with its text") {
@@ -286,6 +291,15 @@ TEST_CASE("what cannot run is refused on all ranks before anything moves") {
                          "1f1b: rank 1, backward_input of micro-batch 3 in stage 1: is missing", usage_error);
     const auto different = [](int rank) { return rank == 0 ? one_forward_one_backward(2, 4) : gpipe(2, 4); };
     CHECK_THROWS_AS(made(2, different, {.elements = {5}}), mismatch_error);
+    // The same schedule, but messages that were put in another order.
+    CHECK_THROWS_AS(threads::launch(2,
+                                    [](threads& c) {
+                                        pipeline_options o;
+                                        o.elements = {5};
+                                        o.times.forward = c.rank() == 0 ? 1 : 7;
+                                        pipeline<threads, double>(std::move(c), one_forward_one_backward(2, 4), o);
+                                    }),
+                    mismatch_error);
     const auto one_broken = [&](int rank) { return rank == 0 ? good(0) : broken(1); };
     CHECK_THROWS_AS(made(2, one_broken, {.elements = {5}}), error);
 }

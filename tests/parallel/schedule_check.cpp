@@ -25,7 +25,7 @@ namespace {
 // Every schedule that p ranks and m micro-batches admit.
 std::vector<pipeline_schedule> all_schedules(int p, int m) {
     std::vector<pipeline_schedule> all{gpipe(p, m), one_forward_one_backward(p, m), zero_bubble(p, m),
-                                       zero_bubble_v(p, m)};
+                                       zero_bubble(p, m, {}, 2 * p - 1), zero_bubble_v(p, m)};
     for (int v = 2; v <= 4; ++v) {
         if (m % p == 0) { all.push_back(interleaved(p, m, v)); }
     }
@@ -69,7 +69,7 @@ std::size_t step_of(const std::vector<pipeline_step>& list, step_kind kind, std:
 
 }  // namespace
 
-TEST_CASE("all schedules, p <= 16, m <= 64, v <= 4: no mismatch, no deadlock one by one or in groups") {
+TEST_CASE("all schedules, p <= 16, m <= 64, v <= 4: no mismatch, no deadlock, limits that are reached") {
     const bool all = test::full_speed;
     int seen = 0;
     for (int p = 1; p <= 16; p += all || p < 4 ? 1 : 5) {
@@ -79,11 +79,13 @@ TEST_CASE("all schedules, p <= 16, m <= 64, v <= 4: no mismatch, no deadlock one
                 CAPTURE(p);
                 CAPTURE(m);
                 REQUIRE(valid(s));
+                // Ranks that follow a rule hold as much as is stated, those that search may need less.
+                if (!s.name.starts_with("zero_bubble")) { REQUIRE(replayed(s, {}).peak_held == s.in_flight_limit); }
                 ++seen;
             }
         }
     }
-    CHECK(seen > (all ? 4000 : 150));
+    CHECK(seen == (all ? 5945 : 273));
 }
 
 TEST_CASE("programs also hold when passes take other times than those they were derived from") {
@@ -260,10 +262,10 @@ TEST_CASE("mistakes in a program are found, with rank and step") {
     };
     const std::string late = moved_behind_receive(0, 2, 0);
     CHECK(late.find("1f1b: rank 0, ") == 0);
-    CHECK(late.find("waits for ever with messages one by one") != std::string::npos);
+    CHECK(late.ends_with("waits for ever"));
 }
 
-TEST_CASE("what only hangs in groups, and what only hangs one by one") {
+TEST_CASE("ranks that each send before they receive wait for ever, though one call on each side would do") {
     // Two ranks swap an activation and a gradient.
     pipeline_schedule s = one_forward_one_backward(2, 2);
     pipeline_program crossed = program_of(s);
@@ -284,17 +286,13 @@ TEST_CASE("what only hangs in groups, and what only hangs one by one") {
                 list.begin() + static_cast<std::ptrdiff_t>(receive) + 1,
                 list.begin() + static_cast<std::ptrdiff_t>(send) + 1);
     CHECK(said(s, crossed) ==
-          "1f1b: rank 0, send of the result of forward of micro-batch 1 in stage 0 to rank 1: waits for "
-          "ever with messages one by one");
-    parallel::detail::program_check(s, crossed).in_groups();  // one call on each side makes both
+          "1f1b: rank 0, send of the result of forward of micro-batch 1 in stage 0 to rank 1: waits for ever");
     // A receive so early that it waits for what only the rank itself could set off later.
     pipeline_program early = program_of(s);
     auto& zero = early[0];
     const auto first = static_cast<std::ptrdiff_t>(step_of(zero, step_kind::receive));
     const auto behind = static_cast<std::ptrdiff_t>(step_of(zero, step_kind::send)) + 1;
     std::rotate(zero.begin() + behind, zero.begin() + first, zero.begin() + first + 1);
-    CHECK_THROWS_WITH_AS(parallel::detail::program_check(s, early).in_groups(),
-                         "1f1b: rank 0, send of the result of forward of micro-batch 0 in stage 0 to rank 1: waits for "
-                         "ever with messages in groups",
-                         usage_error);
+    CHECK(said(s, early) ==
+          "1f1b: rank 0, receive of the result of backward of micro-batch 0 in stage 1 from rank 1: waits for ever");
 }

@@ -53,7 +53,10 @@ struct toy_stages {
         return stage + 1 == plan.stages() ? ends : sizes[static_cast<std::size_t>(stage)];
     }
     [[nodiscard]] std::size_t copy(const parallel::stage_call& c) const {
-        return static_cast<std::size_t>(plan.route_of(c.micro_batch) * plan.stages() + c.stage);
+        const int route = plan.route_of(c.micro_batch);
+        expect(c.chunk == plan.chunk_of(route, c.stage), "stage {} of micro-batch {} is called chunk {}", c.stage,
+               c.micro_batch, c.chunk);
+        return static_cast<std::size_t>(route * plan.stages() + c.stage);
     }
     [[nodiscard]] static std::vector<double> sample(int micro_batch) {
         std::vector<double> x(ends);
@@ -119,16 +122,19 @@ struct toy_stages {
     void run_sequentially() {
         for (int b = 0; b < plan.micro_batches; ++b) {
             std::vector<std::vector<double>> activation(1);
+            const auto call = [&](int s) {
+                return parallel::stage_call{s, plan.chunk_of(plan.route_of(b), s), b, true};
+            };
             for (int s = 0; s < plan.stages(); ++s) {
                 activation.emplace_back(s + 1 == plan.stages() ? 0 : width(s));
-                forward({s, 0, b, true}, activation[static_cast<std::size_t>(s)], activation.back());
+                forward(call(s), activation[static_cast<std::size_t>(s)], activation.back());
             }
             std::vector<double> d_out;
             for (int s = plan.stages(); s-- > 0;) {
                 const auto& in = activation[static_cast<std::size_t>(s)];
                 std::vector<double> d_in(in.size());
-                backward_input({s, 0, b, true}, in, d_out, d_in);
-                backward_weight({s, 0, b, true}, in, d_out);
+                backward_input(call(s), in, d_out, d_in);
+                backward_weight(call(s), in, d_out);
                 d_out = d_in;
             }
         }

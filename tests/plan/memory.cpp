@@ -310,13 +310,20 @@ TEST_CASE("what does not fit together is refused with the numbers") {
                          "plan: 7 micro-batches are fewer than twice 4 ranks", usage_error);
     CHECK_THROWS_WITH_AS(of({.pipeline = 4, .schedule = pipelining::zero_bubble_v, .micro_batches = 8}),
                          "plan: 12 layers do not divide over 4 stages of 2 chunks", usage_error);
+    CHECK_THROWS_WITH_AS(of({.micro_batch = std::int64_t{1} << 50}),
+                         "plan: a batch of more numbers than can be counted", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 1 << 30, .micro_batches = std::int64_t{1} << 40}),
+                         "plan: a batch of more numbers than can be counted", usage_error);
+    CHECK_THROWS_WITH_AS(static_cast<void>(rank_parameters({1 << 20, 1 << 22, 1, 1, 1}, {}, 0)),
+                         "plan: a model of more parameters than can be counted", usage_error);
     CHECK_THROWS_WITH_AS(of({.data = 4, .replicas = 3}), "plan: 4 data ranks do not divide over 3 replicas",
                          usage_error);
     CHECK_THROWS_WITH_AS(of({.data = 4, .replicas = 2}),
                          "plan: replicas that average gradients share nothing without ZeRO", usage_error);
     CHECK_THROWS_WITH_AS(of({.data = 4, .tau = 2}), "plan: rounds need replicas", usage_error);
     CHECK_THROWS_WITH_AS(of({.data = 4, .delayed = true}), "plan: what is not a round is not delayed", usage_error);
-    CHECK_THROWS_WITH_AS(of({.data = 4, .compression = 0.5}), "plan: compression 0.5; at least 1", usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 4, .compression = 0.5}), "plan: compression 0.5; at least 1, and finite",
+                         usage_error);
     CHECK_THROWS_WITH_AS(of({.data = 4, .zero_stage = 1, .replicas = 2, .compression = 4}),
                          "plan: node_shards sends gradients as they are", usage_error);
     CHECK_THROWS_WITH_AS(of({.data = 4, .zero_stage = 2, .secondary = 2}),

@@ -229,6 +229,21 @@ TEST_CASE("the rank that holds most is one of three") {
     });
 }
 
+TEST_CASE("heads that do not divide are searched too: a rank has one more") {
+    const model_shape odd{4, 500, 5, 4096, 256};
+    const search_result found = search(odd, hgx_h100, {.ranks = 4, .sequences = 4, .tensor = {2, 4}}, 100);
+    bool two = false;
+    bool four = false;
+    for (const planned& p : found.best) {
+        two = two || p.how.tensor == 2;
+        four = four || p.how.tensor == 4;
+        CHECK(p.seconds() == time_of_step(odd, p.how, hgx_h100).total());
+    }
+    CHECK(two);
+    CHECK(four);
+    CHECK_THROWS_AS(static_cast<void>(search(odd, hgx_h100, {.ranks = 8, .sequences = 8, .tensor = {8}})), usage_error);
+}
+
 TEST_CASE("what changes training is not chosen unless it is allowed") {
     machine slow = hgx_h100;
     slow.ranks_per_node = 1;
@@ -438,10 +453,15 @@ TEST_CASE("a space that makes no sense, or in which nothing divides, is refused"
     CHECK_THROWS_WITH_AS(of({.ranks = 7, .sequences = 16}),
                          "plan: no layout divides 7 ranks, 8 layers, 4 heads, 4096 words and 16 sequences",
                          usage_error);
+    CHECK_THROWS_WITH_AS(
+        of({.ranks = 8, .sequences = 16, .tensor = {3, 5}, .micro_batches = {32}}),
+        "plan: no layout divides 8 ranks, 8 layers, 4 heads, 4096 words and 16 sequences, with tensor ranks of 3, 5, "
+        "with micro-batches of 32",
+        usage_error);
     CHECK_THROWS_WITH_AS(of({.zero_stages = {4}}), "plan: ZeRO stage 4 of 0 to 3", usage_error);
     CHECK_THROWS_WITH_AS(of({.zero_stages = {}}),
                          "plan: a search needs a ZeRO stage, a recomputation and a schedule at least", usage_error);
-    CHECK_THROWS_WITH_AS(of({.compressions = {0.5}}), "plan: compression 0.5; at least 1", usage_error);
+    CHECK_THROWS_WITH_AS(of({.compressions = {0.5}}), "plan: compression 0.5; at least 1, and finite", usage_error);
     CHECK_THROWS_WITH_AS(of({.taus = {0}}), "plan: rounds of 0 steps; at least 1", usage_error);
     CHECK_THROWS_WITH_AS(of({.margin = 1}), "plan: a margin of 1; 0 to below 1", usage_error);
     CHECK_THROWS_WITH_AS(static_cast<void>(model_named("gpt")),

@@ -1,12 +1,14 @@
 // cluster: virtual times exactly, by closed forms; links that are shared; who is named when ranks disagree.
 #include <doctest/doctest.h>
 
-#include <string>  // texts
-#include <vector>  // tables
+#include <cstdint>  // tokens
+#include <string>   // texts
+#include <vector>   // tables
 
-#include <tutti/comm/cost.hpp>          // the model
-#include <tutti/schedule/lane.hpp>      // lanes
-#include <tutti/simulate/simulate.hpp>  // tested
+#include <tutti/comm/cost.hpp>                   // the model
+#include <tutti/schedule/lane.hpp>               // lanes
+#include <tutti/simulate/detail/link_clock.hpp>  // order of events
+#include <tutti/simulate/simulate.hpp>           // tested
 
 using namespace tutti;
 using comm::collective;
@@ -185,6 +187,19 @@ TEST_CASE("operations that meet on a link share it evenly") {
     // Other NICs, other links: nobody meets.
     const topology wide = topology::uniform(2, 2, {0, 1e9}, {0, 1e8}, 2);
     CHECK(seconds_of(wide, across(1000, 1000)) == exactly(4000 / 1e8));
+}
+
+TEST_CASE("of things that happen at one time the one that was announced first comes first") {
+    simulate::detail::link_clock clock(2);
+    const std::vector<std::uint32_t> first{0}, second{1};
+    clock.at(3, 7);
+    clock.use(1, 2, second, 9);
+    clock.at(3, 4);
+    clock.use(1, 2, first, 2);
+    clock.at(2, 8);
+    std::vector<std::uint32_t> tokens;
+    while (const auto next = clock.next()) { tokens.push_back(next->token); }
+    CHECK(tokens == std::vector<std::uint32_t>{8, 7, 9, 4, 2});
 }
 
 TEST_CASE("lanes overlap: a collective beside computing shows only what is longer") {

@@ -26,6 +26,7 @@
 #include <tutti/parallel/schedules/one_way.hpp>      // schedules
 #include <tutti/parallel/schedules/zero_bubble.hpp>  // schedules
 #include <tutti/parallel/tensor_group.hpp>           // tensor_group
+#include <tutti/parallel/tied_weights.hpp>           // tied_weights
 #include <tutti/simulate/simulate.hpp>               // tested
 #include <tutti/strategy/data_parallel.hpp>          // data_parallel
 #include <tutti/strategy/local_update.hpp>           // co2
@@ -283,6 +284,23 @@ TEST_CASE("pipelines take what their schedules say: bubbles and messages, exactl
                                  std::move(world), plan_pipeline(gpipe(3, 2)), {.elements = {100}, .overlap = true});
                          })),
                          "pipeline: the plan is for messages between computations, overlap is on", usage_error);
+}
+
+TEST_CASE("gradients of tied weights are added up behind what the pipeline's queue did, and before what it does next") {
+    using namespace parallel;
+    const view<float, phantom_memory> gradient{nullptr, 100};
+    const auto o = simulate::cluster(topology::uniform(4, 1, {}, {0, 100}), {1, 1}).run([&](simulate::communicator& c) {
+        tied_weights<simulate::communicator> ends(c, one_forward_one_backward(4, 4), {0, 3});
+        virtual_queue q = c.queue();
+        q.charge("backward", {double(c.rank() + 1), 0});
+        if (!ends.held()) { return; }
+        ends.add_up(gradient);
+        q.charge("update", {1, 0});
+    });
+    // The last rank's backward, 400 bytes to one other rank at 100 a second, and an update.
+    CHECK(o.ranks[0].end == 4 + 4 + 1);
+    CHECK(o.ranks[3].end == 9);
+    CHECK(o.ranks[2].end == 3);
 }
 
 TEST_CASE("pipelines on virtual ranks: the messages of real ones, call by call, and what they hold") {

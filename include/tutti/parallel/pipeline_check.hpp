@@ -203,8 +203,9 @@ public:
         for (std::size_t pair = 0; pair < sent.size(); ++pair) { match(sent[pair], received[pair]); }
     }
 
-    /// One message at a time; both sides wait for each other.
-    void one_by_one() const {
+    /// One message at a time; both sides wait for each other. What comes to its end so also does with all messages
+    /// between two computations in one call: when one is made here, both sides have begun the calls that it is in.
+    void expect_no_deadlock() const {
         std::vector<std::size_t> at(program_.size(), 0);
         bool moved = true;
         while (moved) {
@@ -220,28 +221,7 @@ public:
                 }
             }
         }
-        expect_end(at, "with messages one by one");
-    }
-    /// All messages between two computations in one call, which returns when all have been made.
-    void in_groups() const {
-        std::vector<std::size_t> at(program_.size(), 0);      // first step not made
-        std::vector<std::size_t> posted(program_.size(), 0);  // first step not begun
-        bool moved = true;
-        while (moved) {
-            moved = false;
-            for (std::size_t r = 0; r < program_.size(); ++r) {
-                for (;;) {
-                    while (posted[r] < program_[r].size() && (posted[r] == at[r] || in_group(r, at[r], posted[r]))) {
-                        ++posted[r];
-                        moved = true;
-                    }
-                    if (at[r] == posted[r] || !group_done(r, at[r], posted[r], posted)) { break; }
-                    at[r] = posted[r];
-                    moved = true;
-                }
-            }
-        }
-        expect_end(at, "with messages in groups");
+        expect_end(at);
     }
 
 private:
@@ -260,22 +240,9 @@ private:
     }
     [[nodiscard]] const pipeline_step& step_at(const place& p) const { return program_[p.rank][p.step]; }
     [[noreturn]] void refuse(const place& p, const std::string& why) const { refuse_step(s_, p.rank, step_at(p), why); }
-    // Whether step `i` is begun together with the message `first`.
-    [[nodiscard]] bool in_group(std::size_t rank, std::size_t first, std::size_t i) const {
-        return program_[rank][first].kind != step_kind::compute && program_[rank][i].kind != step_kind::compute;
-    }
-    [[nodiscard]] bool group_done(std::size_t rank, std::size_t first, std::size_t end,
-                                  const std::vector<std::size_t>& posted) const {
-        for (std::size_t i = first; i < end; ++i) {
-            if (program_[rank][i].kind == step_kind::compute) { continue; }
-            const place other = partner_[rank][i];
-            if (other.step >= posted[other.rank]) { return false; }
-        }
-        return true;
-    }
-    void expect_end(const std::vector<std::size_t>& at, const char* how) const {
+    void expect_end(const std::vector<std::size_t>& at) const {
         for (std::size_t r = 0; r < at.size(); ++r) {
-            if (at[r] < program_[r].size()) { refuse({r, at[r]}, formatted("waits for ever {}", how)); }
+            if (at[r] < program_[r].size()) { refuse({r, at[r]}, "waits for ever"); }
         }
     }
 };
@@ -306,9 +273,7 @@ inline void validate(const pipeline_schedule& s, const pipeline_program& program
         throw usage_error(formatted("{}: a program for {} ranks of {}", s.name, program.size(), s.actions.size()));
     }
     for (std::size_t r = 0; r < program.size(); ++r) { detail::check_own_steps(s, program, r); }
-    const detail::program_check messages(s, program);
-    messages.one_by_one();
-    messages.in_groups();
+    detail::program_check(s, program).expect_no_deadlock();
 }
 
 }  // namespace tutti::parallel

@@ -152,8 +152,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         look(dimension, formatted("{}", value), j);
     };
     const job& b = best.how;
-    const auto cut = static_cast<int>(std::gcd(std::gcd(m.heads, m.vocabulary), std::int64_t{s.ranks}));
-    for (const int t : detail::next_to(detail::dividing(s.tensor, cut), b.tensor)) {
+    for (const int t : detail::next_to(detail::tensor_ranks(m, s), b.tensor)) {
         job j = b;
         j.tensor = t;
         j.sequence_parallel = b.tensor == 1 || b.sequence_parallel;

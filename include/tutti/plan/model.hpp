@@ -2,6 +2,7 @@
 // Needs core alone. Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1 (FLOPs).
 #pragma once
 
+#include <cmath>        // isfinite
 #include <cstddef>      // size_t
 #include <cstdint>      // counts
 #include <string>       // messages
@@ -113,8 +114,8 @@ template <class Why> constexpr void expect(bool holds, Why why) {
 }
 }  // namespace detail
 
-/// Errors  usage_error naming what does not fit: sizes that are not positive or do not divide, too few micro-batches to
-///         hide a pipeline's bubble behind, what no strategy does.
+/// Errors  usage_error naming what does not fit: sizes that are not positive, do not divide or are too large to be
+///         counted, too few micro-batches to hide a pipeline's bubble behind, what no strategy does.
 inline void validate(const model_shape& m, const job& j) {
     using detail::expect;
     expect(m.layers > 0 && m.hidden > 0 && m.heads > 0 && m.vocabulary > 0 && m.sequence > 0,
@@ -122,6 +123,14 @@ inline void validate(const model_shape& m, const job& j) {
     expect(j.tensor > 0 && j.pipeline > 0 && j.data > 0 && j.chunks > 0 && j.micro_batch > 0 && j.micro_batches > 0 &&
                j.replicas > 0 && j.tau >= 0,
            [] { return std::string("every size of a job is positive"); });
+    const auto hidden = static_cast<double>(m.hidden);
+    constexpr double countable = 1e18;  // also as what a rank holds of it in bytes, and sends
+    expect(hidden * (12 * hidden * static_cast<double>(m.layers) + static_cast<double>(m.vocabulary + m.sequence)) <=
+               countable / 16,
+           [] { return std::string("a model of more parameters than can be counted"); });
+    expect(hidden * static_cast<double>(m.sequence) * static_cast<double>(j.micro_batch) <= countable / 16 &&
+               static_cast<double>(j.micro_batch) * static_cast<double>(j.micro_batches) * j.data <= countable,
+           [] { return std::string("a batch of more numbers than can be counted"); });
     expect(j.zero_stage >= 0 && j.zero_stage <= 3, [&] { return formatted("ZeRO stage {} of 0 to 3", j.zero_stage); });
     expect(m.hidden % m.heads == 0,
            [&] { return formatted("hidden {} does not divide over {} heads", m.hidden, m.heads); });
@@ -145,7 +154,8 @@ inline void validate(const model_shape& m, const job& j) {
            [] { return std::string("replicas that average gradients share nothing without ZeRO"); });
     expect(j.tau == 0 || j.replicas > 1, [] { return std::string("rounds need replicas"); });
     expect(j.tau > 0 || !j.delayed, [] { return std::string("what is not a round is not delayed"); });
-    expect(j.compression >= 1, [&] { return formatted("compression {}; at least 1", j.compression); });
+    expect(j.compression >= 1 && std::isfinite(j.compression),
+           [&] { return formatted("compression {}; at least 1, and finite", j.compression); });
     expect(
         j.secondary >= 0 && (j.secondary == 0 || (j.zero_stage == 3 && j.replicas == 1 && j.data % j.secondary == 0)),
         [&] {

@@ -3,12 +3,15 @@
 // Needs plan/time, plan/memory. Exhaustive: what is left out provably cannot be among the results.
 #pragma once
 
-#include <algorithm>  // sort, find
-#include <cstddef>    // size_t
-#include <cstdint>    // counts
-#include <numeric>    // gcd
-#include <tuple>      // order of jobs
-#include <vector>     // lists
+#include <algorithm>    // sort, find
+#include <cmath>        // isfinite
+#include <cstddef>      // size_t
+#include <cstdint>      // counts
+#include <numeric>      // gcd
+#include <string>       // messages
+#include <string_view>  // messages
+#include <tuple>        // order of jobs
+#include <vector>       // lists
 
 #include <tutti/core/error.hpp>    // usage_error
 #include <tutti/core/text.hpp>     // formatted
@@ -19,7 +22,8 @@
 
 namespace tutti::plan {
 
-/// What may be chosen. An empty list of tensor, pipeline or micro_batches is every number that divides.
+/// What may be chosen. An empty list of tensor, pipeline or micro_batches is every number that divides; heads need not be
+/// divided evenly.
 struct search_space {
     int ranks = 1;
     std::int64_t sequences = 1;  ///< of a step, of all ranks together: never changed, since training depends on it
@@ -93,17 +97,30 @@ inline void validate(const search_space& s) {
         expect(stage >= 0 && stage <= 3, [&] { return formatted("ZeRO stage {} of 0 to 3", stage); });
     }
     for (const double ratio : s.compressions) {
-        expect(ratio >= 1, [&] { return formatted("compression {}; at least 1", ratio); });
+        expect(ratio >= 1 && std::isfinite(ratio),
+               [&] { return formatted("compression {}; at least 1, and finite", ratio); });
     }
     for (const int tau : s.taus) {
         expect(tau > 0, [&] { return formatted("rounds of {} steps; at least 1", tau); });
     }
 }
 
+// Ranks that a layer can be divided over: they divide the vocabulary, and each has a head at least.
+[[nodiscard]] inline std::vector<int> tensor_ranks(const model_shape& m, const search_space& s) {
+    std::vector<int> all = dividing(s.tensor, static_cast<int>(std::gcd(m.vocabulary, std::int64_t{s.ranks})));
+    std::erase_if(all, [&](int t) { return t > m.heads; });
+    return all;
+}
+// ", with stages of 4, 8": what a list allows; "" where it allows everything.
+template <class T> [[nodiscard]] std::string allowed(const std::vector<T>& listed, std::string_view what) {
+    std::string text;
+    for (const T& value : listed) { text += formatted("{}{}", text.empty() ? "" : ", ", value); }
+    return listed.empty() ? "" : formatted(", {} of {}", what, text);
+}
+
 // Jobs that differ in what a micro-batch takes on a rank: f(job).
 template <class F> void for_each_layout(const model_shape& m, const search_space& s, F f) {
-    const auto cut = static_cast<int>(std::gcd(std::gcd(m.heads, m.vocabulary), std::int64_t{s.ranks}));
-    for (const int t : dividing(s.tensor, cut)) {
+    for (const int t : tensor_ranks(m, s)) {
         for (const int p : dividing(s.pipeline, std::gcd(static_cast<int>(m.layers), s.ranks / t))) {
             const int d = s.ranks / t / p;
             if (s.sequences % d != 0) { continue; }
@@ -226,8 +243,12 @@ struct search_result {
         layouts.push_back({j, t.products + t.memory + t.tensor});
     });
     if (layouts.empty()) {
-        throw usage_error(formatted("plan: no layout divides {} ranks, {} layers, {} heads, {} words and {} sequences",
-                                    s.ranks, m.layers, m.heads, m.vocabulary, s.sequences));
+        throw usage_error(formatted("plan: no layout divides {} ranks, {} layers, {} heads, {} words and {} "
+                                    "sequences{}",
+                                    s.ranks, m.layers, m.heads, m.vocabulary, s.sequences,
+                                    detail::allowed(s.tensor, "with tensor ranks") +
+                                        detail::allowed(s.pipeline, "with stages") +
+                                        detail::allowed(s.micro_batches, "with micro-batches")));
     }
     std::stable_sort(layouts.begin(), layouts.end(),
                      [](const bounded& a, const bounded& b) { return a.seconds < b.seconds; });
