@@ -27,6 +27,7 @@ namespace transformer {
 ///              they are those of the pipelines of documents.
 ///   take       `count` sequences of `length`, one behind the other from token `first` of a text on, of which the last
 ///              has a token more.
+///   end        tokens of the only sequence taken last from position `length` on are padding, without a target.
 ///   row_of     where position `at` of the only sequence taken last is, if this rank has it.
 /// Determinism  of the options, the step and the text: how ranks divide the work changes no sequence.
 /// Errors       draw: runtime_error, on all ranks, when no token of the step has a target.
@@ -89,6 +90,12 @@ public:
         }
         out.clear();
         out.append(text, first, count * length);
+    }
+    void end(batch& out, std::size_t length) const {
+        for (std::size_t row = 0; row < out.targets.size(); ++row) {
+            const auto at = attention_ == nullptr ? row : static_cast<std::size_t>(attention_->positions()[row]);
+            if (at >= length) { out.targets[row] = no_target; }
+        }
     }
     [[nodiscard]] std::optional<int> row_of(std::int64_t at) const {
         if (attention_ == nullptr) { return static_cast<int>(at); }

@@ -86,10 +86,9 @@ private:
         const auto ranks = static_cast<std::size_t>(group_.size()), rank = static_cast<std::size_t>(group_.rank());
         return static_cast<int>(tutti::partition(static_cast<std::size_t>(o_.model.heads), ranks, rank).count);
     }
-    // Rows that this rank has of every micro-batch.
-    [[nodiscard]] batch zeros() const {
-        const auto count = static_cast<std::size_t>(o_.micro_batch),
-                   length = static_cast<std::size_t>(o_.model.context);
+    // Rows that this rank has of so many sequences.
+    [[nodiscard]] batch zeros(int sequences) const {
+        const auto count = static_cast<std::size_t>(sequences), length = static_cast<std::size_t>(o_.model.context);
         const std::vector<std::uint16_t> text(count * length + 1);
         batch b;
         rows_.take(b, text, 0, count, length);
@@ -121,7 +120,7 @@ public:
         for (std::size_t i = 0; i < whole_model().size(); ++i) {
             if (net_.place_of(i) != net_.nowhere) { numbers_.push_back(i); }
         }
-        const std::size_t border = net_.border(zeros().in.size());
+        const std::size_t border = net_.border(zeros(o.micro_batch).in.size());
         pipe_.emplace(std::move(along_pipeline_), schedule_,
                       tutti::parallel::pipeline_options{
                           .elements = {border}, .recompute = o.recompute == static_cast<int>(recompute::stages)});
@@ -131,7 +130,11 @@ public:
     [[nodiscard]] const tutti::parallel::pipeline_schedule& schedule() const { return schedule_; }
     [[nodiscard]] stages<math_type>& net() { return net_; }
     [[nodiscard]] const micro_batch_rows<T>& rows() const { return rows_; }
-    template <class Strategy> void rehearse(Strategy& strategy, bool alone) { net_.rehearse(strategy, zeros(), alone); }
+    /// Every shape that steps, evaluate and generate have: a micro-batch, and for the latter two one sequence.
+    template <class Strategy> void rehearse(Strategy& strategy, bool alone) {
+        net_.rehearse(strategy, zeros(o_.micro_batch), alone);
+        net_.rehearse_scoring(strategy, zeros(1), alone);
+    }
     /// This rank's part of the model, which those along the data and sequence dimensions have too.
     [[nodiscard]] kept_part kept() const {
         const auto at = [&](dimension d) { return static_cast<std::size_t>(coordinate(d)); };
@@ -234,12 +237,18 @@ public:
         double losses[1] = {};
         batch b;
         for (std::size_t first = replica * at_once; first < windows; first += replicas * at_once) {
-            rows_.take(b, text, first * length, std::min(at_once, windows - first), length);
-            losses[0] += score(weights, b, o_.model.context);
+            const bool whole = first + at_once <= windows;  // else windows one by one: two shapes are all there are
+            for (std::size_t w = first; w < std::min(first + at_once, windows); w += whole ? at_once : 1) {
+                rows_.take(b, text, w * length, whole ? at_once : 1, length);
+                losses[0] += score(weights, b, o_.model.context);
+            }
         }
         if (const std::size_t rest = scored % length; rest != 0 && replica == 0) {
-            rows_.take(b, text, windows * length, 1, rest);
-            losses[0] += score(weights, b, static_cast<int>(rest));
+            std::vector<std::uint16_t> padded(text.end() - static_cast<std::ptrdiff_t>(rest + 1), text.end());
+            padded.resize(math_of_device::wants_whole_context ? length + 1 : rest + 1);
+            rows_.take(b, padded, 0, 1, padded.size() - 1);
+            rows_.end(b, rest);
+            losses[0] += score(weights, b, static_cast<int>(padded.size() - 1));
         }
         world_.all_reduce(tutti::view<const double>(losses, 1), tutti::view<double>(losses, 1), tutti::sum{});
         return losses[0] / static_cast<double>(scored);

@@ -191,6 +191,22 @@ public:
         math_.rehearse(false);
         if (attention_ != nullptr) { attention_->rehearse(false); }
     }
+    /// Likewise forward alone, as score runs it.
+    template <class S> void rehearse_scoring(S& strategy, const batch& b, bool alone) {
+        math_.rehearse(alone);
+        if (attention_ != nullptr) { attention_->rehearse(alone); }
+        const tutti::buffer<T, Q> in(this->memory_, border(b.in.size())), out(this->memory_, in.size());
+        tutti::fill(math_.queue(), in.view(), static_cast<T>(0.0f));
+        for (int stage = 0; stage < schedule_.stages(); ++stage) {
+            if (holds(stage)) {
+                static_cast<void>(
+                    score(strategy, stage, b, config_.context, tutti::view<const T, M>(in.view()), out.view()));
+            }
+        }
+        if (out.size() > 0) { static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{})); }
+        math_.rehearse(false);
+        if (attention_ != nullptr) { attention_->rehearse(false); }
+    }
 
     /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).
     void begin(const std::vector<batch>& micro_batches, real scale) {
