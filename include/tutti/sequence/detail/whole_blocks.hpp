@@ -25,6 +25,7 @@ protected:
     using P = accumulator_t<T>;
     static constexpr bool rounds_results = !std::same_as<T, P>;
     static constexpr bool finishes = rounds_results && final_attention<Block>;
+    static constexpr bool packs = rounds_results && packed_attention<Block>;
     /// Blocks of rings have results of T, whose sums are of P where there is more than one.
     static constexpr bool rounds = rounds_results && rounds_blocks<Block>;
     using R = std::conditional_t<rounds, T, P>;  ///< of a block's results
@@ -114,7 +115,7 @@ protected:
     /// Shares [first, first + count), of which no other rank has a part.
     void attend_alone(std::size_t first, std::size_t count, const tensor<const T>& query, const tensor<const T>& key,
                       const tensor<const T>& value, const tensor<T>& out, const tensor<P>& log_sum_exp) {
-        if constexpr (packed_attention<Block>) {
+        if constexpr (packs) {
             const stretch_of_shares r = this->stretch_of(first, count);
             if (r.tokens == 0) { return; }
             block_.forward(
@@ -131,7 +132,7 @@ protected:
     }
     void differentiate_alone(std::size_t first, std::size_t count, const backward_rows& from,
                              const tensor<const T>& key, const tensor<const T>& value, const gradient_tensors& to) {
-        if constexpr (packed_attention<Block>) {
+        if constexpr (packs) {
             const stretch_of_shares r = this->stretch_of(first, count);
             if (r.tokens == 0) { return; }
             block_.backward(queue_, packed_backward_block<T, M>{
