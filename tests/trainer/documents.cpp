@@ -1,6 +1,7 @@
 // Documents of all lengths: the same losses on one rank and on many, wherever they are placed; what is reported of that.
 #include <algorithm>  // max
 #include <array>      // pipelines
+#include <chrono>     // deadlines
 #include <cmath>      // abs
 #include <cstdint>    // lengths
 #include <fstream>    // files of lengths
@@ -269,29 +270,32 @@ TEST_CASE("attention that a rank rehearses alone is zero and waits for nobody") 
     o.ranks = o.sp = 2;
     o.batch = o.micro_batch = 1;
     transformer::complete(o, false, 0);
-    tutti::comm::threads::launch(2, [&](tutti::comm::threads& world) {
-        tutti::comm::counted comm(
-            tutti::comm::shaped(world.duplicate("sequence"), tutti::comm::shaped_network(tutti::comm::link{})));
-        const auto attention =
-            transformer::make_document_attention<double>(comm, o, nullptr, world.rank(), o.model.heads);
-        attention->plan(std::vector<std::int64_t>{16});
-        std::vector<double> in(std::size_t{8} * 3 * 16, 1.0), out(std::size_t{8} * 16, 7.0), d_in(in.size(), 7.0);
-        const transformer::matrix<double> to(out.data(), 8, 16), d_to(d_in.data(), 8, 3 * 16);
-        const transformer::matrix<const double> from(in.data(), 8, 3 * 16), d_from(out.data(), 8, 16);
-        if (world.rank() == 0) {  // the other one is not asked
-            attention->rehearse(true);
+    tutti::comm::threads::launch(
+        2,
+        [&](tutti::comm::threads& world) {
+            tutti::comm::counted comm(
+                tutti::comm::shaped(world.duplicate("sequence"), tutti::comm::shaped_network(tutti::comm::link{})));
+            const auto attention =
+                transformer::make_document_attention<double>(comm, o, nullptr, world.rank(), o.model.heads);
+            attention->plan(std::vector<std::int64_t>{16});
+            std::vector<double> in(std::size_t{8} * 3 * 16, 1.0), out(std::size_t{8} * 16, 7.0), d_in(in.size(), 7.0);
+            const transformer::matrix<double> to(out.data(), 8, 16), d_to(d_in.data(), 8, 3 * 16);
+            const transformer::matrix<const double> from(in.data(), 8, 3 * 16), d_from(out.data(), 8, 16);
+            if (world.rank() == 0) {  // the other one is not asked
+                attention->rehearse(true);
+                attention->forward(0, from, to);
+                attention->backward(0, d_from, d_to);
+                attention->rehearse(false);
+                CHECK(out == std::vector<double>(out.size(), 0.0));
+                CHECK(d_in == std::vector<double>(d_in.size(), 0.0));
+            }
+            CHECK(comm.traffic_ledger()->total().bytes == 0);
+            attention->connect();
             attention->forward(0, from, to);
-            attention->backward(0, d_from, d_to);
-            attention->rehearse(false);
-            CHECK(out == std::vector<double>(out.size(), 0.0));
-            CHECK(d_in == std::vector<double>(d_in.size(), 0.0));
-        }
-        CHECK(comm.traffic_ledger()->total().bytes == 0);
-        attention->connect();
-        attention->forward(0, from, to);
-        for (const double x : out) { CHECK(std::abs(x - 1) < 1e-12); }  // all values are 1
-        CHECK(comm.traffic_ledger()->total().bytes > 0);
-    });
+            for (const double x : out) { CHECK(std::abs(x - 1) < 1e-12); }  // all values are 1
+            CHECK(comm.traffic_ledger()->total().bytes > 0);
+        },
+        {.timeout = std::chrono::seconds(20)});
 }
 
 TEST_CASE("what documents cannot be trained on is refused") {
