@@ -61,7 +61,8 @@ public:
             const std::lock_guard lock(one_at_a_time);
             if (const auto found = boards.find(key); found != boards.end()) { board = found->second.lock(); }
         }
-        c.barrier();  // all have looked
+        // All have looked: a barrier would hold up queues alone.
+        static_cast<void>(c.gather_control({}));
         const std::lock_guard lock(one_at_a_time);
         boards.erase(key);
         return board;
