@@ -131,7 +131,25 @@ public:
     [[nodiscard]] const tutti::parallel::pipeline_schedule& schedule() const { return schedule_; }
     [[nodiscard]] stages<math_type>& net() { return net_; }
     [[nodiscard]] const micro_batch_rows<T>& rows() const { return rows_; }
-    template <class Strategy> void rehearse(Strategy& strategy, bool alone) { net_.rehearse(strategy, zeros(), alone); }
+    /// All shapes in which this rank's device will compute, those of evaluating `validation` and of a sample too.
+    template <class Strategy> void rehearse(Strategy& strategy, bool alone, tokens validation) {
+        net_.rehearse(strategy, zeros(), alone);
+        if constexpr (!Q::executes_inline) {
+            const auto length = static_cast<std::size_t>(o_.model.context);
+            const std::size_t scored = validation.size() - 1;
+            const std::size_t rest_of_windows = scored / length % static_cast<std::size_t>(o_.micro_batch);
+            const std::array<std::size_t, 3> counts{o_.quiet ? 0u : 1u, rest_of_windows, 1u};
+            const std::array<std::size_t, 3> lengths{length, length, scored % length};
+            for (std::size_t i = 0; i < counts.size(); ++i) {
+                const std::size_t count = counts[i], of_length = lengths[i];
+                if (count * of_length == 0) { continue; }
+                const std::vector<std::uint16_t> text(count * of_length + 1);
+                batch b;
+                rows_.take(b, text, 0, count, of_length);
+                net_.rehearse_score(strategy, b, static_cast<int>(of_length), alone);
+            }
+        }
+    }
     /// This rank's part of the model, which those along the data and sequence dimensions have too.
     [[nodiscard]] kept_part kept() const {
         const auto at = [&](dimension d) { return static_cast<std::size_t>(coordinate(d)); };

@@ -72,10 +72,10 @@ template <class Device, class World>
         if (!o.load.empty()) { load_masters(net, o.load, strategy); }
     }
     rank.find_owned(strategy);
-    rank.rehearse(strategy, true);
+    rank.rehearse(strategy, true, text.validation());
     world.barrier();  // before any device waits for another
     rank.connect();
-    rank.rehearse(strategy, false);
+    rank.rehearse(strategy, false, text.validation());
 
     const auto rate = tutti::optimize::learning_rate::cosine({.peak = o.learning_rate,
                                                               .minimum = o.final_learning_rate(),

@@ -192,6 +192,19 @@ public:
         if (attention_ != nullptr) { attention_->rehearse(false); }
     }
 
+    /// Likewise scores a batch of sequences of `length`, whose shapes need not be those of a micro-batch.
+    template <class S> void rehearse_score(S& strategy, const batch& b, int length, bool alone) {
+        math_.rehearse(alone);
+        const std::size_t elements = b.in.size() * static_cast<std::size_t>(config_.width);
+        const tutti::buffer<T, Q> in(this->memory_, elements), out(this->memory_, elements);
+        tutti::fill(math_.queue(), in.view(), static_cast<T>(0.0f));
+        for (int stage = 0; stage < schedule_.stages(); ++stage) {
+            if (holds(stage)) { static_cast<void>(score(strategy, stage, b, length, in.view(), out.view())); }
+        }
+        static_cast<void>(tutti::fetch(math_.queue(), in.view().sub(0, 1), T{}));
+        math_.rehearse(false);
+    }
+
     /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).
     void begin(const std::vector<batch>& micro_batches, real scale) {
         batches_ = &micro_batches;
