@@ -32,7 +32,7 @@ import time
 from xml.sax.saxutils import escape
 
 from transformer_gpus import finish, start  # beside this file
-from transformer_peers import Failure, find_programs, random_tokens, spoken, write_report
+from transformer_peers import CONTEXT, Failure, find_programs, random_tokens, spoken, write_report
 
 SCHEDULES = {"gpipe": "gpipe", "1f1b": "1f1b", "interleaved": "interleaved", "zero_bubble": "zb-h1",
              "zero_bubble_v": "zb-v"}  # the planner's names and the trainer's
@@ -151,6 +151,8 @@ def run_point(o, folder, p):
     report = os.path.join(folder, "report.json")
     if os.path.exists(report):
         os.remove(report)
+    # What is validated is not measured; it has the shapes of a step.
+    random_tokens(os.path.join(folder, "few.bin"), p["dp"] * p["micro_batch"] * CONTEXT + 1)
     row = {"point": p, "command": spoken(line)}
     begin = time.monotonic()
     try:
@@ -193,7 +195,6 @@ def measured(o, folder):
     chosen = [timed[i] for i in calibrating(timed, o.share, o.seed)]
     done = earlier(o.json)["points"] if o.resume and o.json and os.path.exists(o.json) else []
     random_tokens(os.path.join(folder, "random.bin"), 1 << 20)
-    random_tokens(os.path.join(folder, "few.bin"), 1025)  # what is validated is not measured
     rows = []
     begin = time.monotonic()
     for p in points:

@@ -136,7 +136,7 @@ TEST_CASE_FIXTURE(fixture, "what there is no room for is told with what is held 
         CHECK(cudaPeekAtLastError() == cudaSuccess);
         CHECK(q.account().live() == std::size_t{1} << 20);
     };
-    told("cudaMallocFromPoolAsync: device 1 has no room for 2.5 GiB: 0.0009766 GiB are held here, 1.5 of 80 GiB are "
+    told("cudaMallocFromPoolAsync: device 1 has no room for 2.5 GiB: 0.0009766 GiB are held here, 3.5 of 80 GiB are "
          "free (cudaErrorMemoryAllocation: out of memory)");
     fake::fail("cudaMemGetInfo", 1, cudaErrorInvalidValue);
     told("cudaMallocFromPoolAsync: device 1 has no room for 2.5 GiB: 0.0009766 GiB are held here "

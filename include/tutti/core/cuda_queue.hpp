@@ -144,10 +144,10 @@ public:
         void* p = nullptr;
         const detail::on_device scope(stream_->device);
         constexpr std::string_view call = "cudaMallocFromPoolAsync";
-        const cudaError_t code =
-            cudaMallocFromPoolAsync(&p, bytes, detail::cuda_pool::of(stream_->device).handle(), stream_->handle);
+        const cudaMemPool_t pool = detail::cuda_pool::of(stream_->device).handle();
+        const cudaError_t code = cudaMallocFromPoolAsync(&p, bytes, pool, stream_->handle);
         if (code == cudaErrorMemoryAllocation) {
-            detail::raise_no_room(bytes, stream_->device, account_->live(), call);
+            detail::raise_no_room(bytes, stream_->device, account_->live(), pool, call);
         }
         detail::check_cuda(code, call);
         account_->allocated(bytes);

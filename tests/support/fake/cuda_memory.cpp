@@ -1,6 +1,7 @@
 // fake_cuda: memory of devices and page-locked memory, both from the heap to the byte, so that sanitizers see its ends.
 // Needs fake/cuda_state.
 #include <algorithm>  // any_of
+#include <cstdint>    // values of pools
 #include <cstdlib>    // posix_memalign, free
 #include <cstring>    // copies
 #include <map>        // allocations by address
@@ -224,6 +225,11 @@ cudaError_t cudaMemGetInfo(std::size_t* free, std::size_t* total) {
     FAKE_CUDA_CALL(cudaMemGetInfo);
     *total = std::size_t{80} << 30;
     *free = std::size_t{3} << 29;
+    return cudaSuccess;
+}
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr attribute, void* value) {
+    FAKE_CUDA_CALL(cudaMemPoolGetAttribute);
+    *static_cast<std::uint64_t*>(value) = std::uint64_t{attribute == cudaMemPoolAttrReservedMemCurrent ? 5u : 3u} << 30;
     return cudaSuccess;
 }
 cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, std::size_t) {

@@ -34,10 +34,16 @@ inline void check_cuda(cudaError_t code, std::string_view call) {
     if (code != cudaSuccess) { raise_cuda(code, call); }
 }
 
-/// Throws memory_error. `held`: bytes that the caller's queues have on the current device.
-[[noreturn]] inline void raise_no_room(std::size_t bytes, int device, std::size_t held, std::string_view call) {
+/// Throws memory_error. `held`: bytes that the caller's queues have on the current device, which is the pool's. What the
+/// pool has and nobody uses is free: what could not be had as a whole stays there in part.
+[[noreturn]] inline void raise_no_room(std::size_t bytes, int device, std::size_t held, cudaMemPool_t pool,
+                                       std::string_view call) {
     std::size_t free = 0, total = 0;
-    const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;
+    std::uint64_t reserved = 0, used = 0;
+    const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess &&
+                       cudaMemPoolGetAttribute(pool, cudaMemPoolAttrReservedMemCurrent, &reserved) == cudaSuccess &&
+                       cudaMemPoolGetAttribute(pool, cudaMemPoolAttrUsedMemCurrent, &used) == cudaSuccess;
+    free += reserved - used;
     cudaGetLastError();  // neither is to be reported again by the next check
     constexpr double gib = std::size_t{1} << 30;
     const auto in_gib = [](std::size_t n) { return static_cast<double>(n) / gib; };
