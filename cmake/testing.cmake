@@ -12,7 +12,8 @@
 #                    sanitize: also built by the target sanitizer_tests, for the presets tsan and asan-ubsan;
 #                    asan: for asan-ubsan alone, since the test starts no thread that tsan could watch;
 #                    gpu: also built by the target gpu_tests, for the preset cuda; alone on the device; the program
-#                    calls tutti::test::skip where there is none
+#                    calls tutti::test::skip where there is none. A .cu test for no device at hand is compiled to PTX
+#                    alone, not linked, and skipped
 #   TIMEOUT          seconds; default 60 (mpi: 120); multiplied in sanitizer builds
 #   PROCESSORS       how many cores the test keeps busy, so that ctest does not start others beside it; default 1
 #   COMPILE_OPTIONS  for this test alone, such as -march=native
@@ -35,6 +36,17 @@ function(tutti_set_test_properties name)
   endif()
 endfunction()
 
+# Whether sources are compiled for no device of this machine. The host compiler's part would take most of the time, and
+# nothing could run it. nvcc's front end still checks host and device code on the way to PTX; what goes unseen here, and
+# is seen by the preset cuda, are the host compiler's own warnings and the link.
+function(tutti_is_ptx_alone result)
+  set(${result} OFF PARENT_SCOPE)
+  if(ARGN MATCHES "\\.cu(;|$)" AND CMAKE_CUDA_ARCHITECTURES MATCHES "virtual")
+    set(${result} ON PARENT_SCOPE)
+  endif()
+endfunction()
+set(tutti_ptx_alone_reason "there was no GPU at configure time, so it was compiled to PTX alone")
+
 # The program of a test: a target named like the test, with '_' for '.'.
 function(tutti_add_test_program name main)
   cmake_parse_arguments(PARSE_ARGV 2 arg "OWN_MAIN" "" "SOURCES;LIBRARIES;LABELS;COMPILE_OPTIONS")
@@ -42,7 +54,13 @@ function(tutti_add_test_program name main)
     message(FATAL_ERROR "test '${name}' has no SOURCES")
   endif()
   string(REPLACE "." "_" target ${name})
-  add_executable(${target} ${arg_SOURCES})
+  tutti_is_ptx_alone(ptx_alone ${arg_SOURCES})
+  if(ptx_alone)
+    add_library(${target} OBJECT ${arg_SOURCES})
+    set_target_properties(${target} PROPERTIES CUDA_PTX_COMPILATION ON)
+  else()
+    add_executable(${target} ${arg_SOURCES})
+  endif()
   target_link_libraries(${target} PRIVATE tutti::tutti doctest::doctest ${arg_LIBRARIES})
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_options(${target} PRIVATE ${arg_COMPILE_OPTIONS})
@@ -108,6 +126,11 @@ function(tutti_add_test)
   endif()
   tutti_add_test_program(${arg_NAME} tutti_test_main ${arg_FLAGS} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES}
     LABELS ${arg_LABELS} COMPILE_OPTIONS ${arg_COMPILE_OPTIONS})
+  tutti_is_ptx_alone(ptx_alone ${arg_SOURCES})
+  if(ptx_alone)
+    tutti_add_skipped_test(NAME ${arg_NAME} LABELS ${arg_LABELS} REASON ${tutti_ptx_alone_reason})
+    return()
+  endif()
   add_test(NAME ${arg_NAME}
     COMMAND ${arg_BEHIND} ${TUTTI_TEST_LAUNCHER} $<TARGET_FILE:${arg_TARGET}> ${arg_ARGUMENTS})
   tutti_set_test_properties(${arg_NAME} TIMEOUT ${arg_TIMEOUT} PROCESSORS ${arg_PROCESSORS} LABELS ${arg_LABELS})
@@ -133,6 +156,13 @@ function(tutti_add_mpi_test)
   endif()
   tutti_add_test_program(${arg_NAME} tutti_mpi_test_main ${arg_FLAGS} SOURCES ${arg_SOURCES}
     LIBRARIES tutti::mpi ${arg_LIBRARIES} LABELS ${arg_LABELS} COMPILE_OPTIONS ${arg_COMPILE_OPTIONS})
+  tutti_is_ptx_alone(ptx_alone ${arg_SOURCES})
+  if(ptx_alone)
+    foreach(ranks IN LISTS arg_RANKS)
+      tutti_add_skipped_test(NAME ${arg_NAME}.${ranks} LABELS ${arg_LABELS} REASON ${tutti_ptx_alone_reason})
+    endforeach()
+    return()
+  endif()
   set(limit)
   if(tutti_mpirun_is_open_mpi)
     # mpirun ends all of its ranks itself, just before ctest would kill mpirun alone and leave them behind.
