@@ -65,6 +65,7 @@ template <class Options> void complete_parts(Options& o, int processes) {
                                                   {"--dp", o.dp != 0},
                                                   {"--sp", o.sp != 0},
                                                   {"--zero", o.zero != 0},
+                                                  {"--pipeline-schedule", o.pipeline_schedule != "1f1b"},
                                                   {"--recompute 3", o.recompute == 3},
                                                   {"--sequence-parallel", o.sequence_parallel}};
     for (const auto& [option, is_given] : given) {
@@ -74,6 +75,8 @@ template <class Options> void complete_parts(Options& o, int processes) {
     }
     if (!o.of_parts()) { return; }
     require(o.pipeline != "tp" || o.pp <= 1, "--pp: pipeline 'tp' has all layers on every rank; 3d divides them too");
+    require(o.pipeline != "tp" || o.pipeline_schedule == "1f1b",
+            "--pipeline-schedule: pipeline 'tp' has all layers on every rank, and no pipeline of them");
     require(o.pipeline != "pp" || o.tp <= 1, "--tp: pipeline 'pp' has whole layers; 3d divides them too");
     int& rest = o.pipeline == "tp" ? o.tp : o.pipeline == "pp" ? o.pp : o.dp;
     const bool on_gpu = o.device == "cuda";

@@ -458,6 +458,10 @@ TEST_CASE("what cannot be is refused with the reason") {
           "--plan-picture: is of packed, even-ring and zeppelin, not of pipeline 'tp'");
     CHECK(refused("tp", [](O& o) { o.device = "cuda", o.sp = 2, o.tp = 1; }) == "nothing");
     CHECK(refused("tp", [](O& o) { o.device = "cuda", o.lengths = "magi"; }) == "nothing");
+    CHECK(refused("ddp", [](O& o) { o.pipeline_schedule = "gpipe"; }) ==
+          "--pipeline-schedule: pipeline 'ddp' has the whole model on every rank; tp, pp and 3d do not");
+    CHECK(refused("tp", [](O& o) { o.pipeline_schedule = "zb-v"; }) ==
+          "--pipeline-schedule: pipeline 'tp' has all layers on every rank, and no pipeline of them");
     CHECK(refused("tp", [](O& o) { o.pp = 2; }) ==
           "--pp: pipeline 'tp' has all layers on every rank; 3d divides them too");
     CHECK(refused("pp", [](O& o) { o.tp = 2; }) == "--tp: pipeline 'pp' has whole layers; 3d divides them too");
