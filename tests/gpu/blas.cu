@@ -89,7 +89,8 @@ template <class T> void products_as_plain_ones(std::size_t m, std::size_t n, std
     }
 }
 
-// The device's arrays afterwards are the host's, to `allowed` of the largest.
+// The device's arrays afterwards are the host's, to `allowed` of the largest. Work is to follow on.queue(), whose copies
+// are not waited for.
 template <class T, class OnHost, class OnDevice>
 void as_on_host(const numbers& changed, double allowed, OnHost on_host, OnDevice on_device) {
     const cuda_queue q(0);
@@ -118,7 +119,7 @@ template <class T> void biases(std::size_t rows, std::size_t columns) {
         },
         [&](const auto& on, view<T, device_memory> v) {
             const auto b = on.of(bias);
-            run(cuda_queue(0), parallel::add_bias_operation<T, device_memory>{b.view(), v});
+            run(on.queue(), parallel::add_bias_operation<T, device_memory>{b.view(), v});
         });
     as_on_host<T>(
         bias, bar<T>,
@@ -127,7 +128,7 @@ template <class T> void biases(std::size_t rows, std::size_t columns) {
         },
         [&](const auto& on, view<T, device_memory> v) {
             const auto d = on.of(y);
-            run(cuda_queue(0), parallel::add_bias_gradient_operation<T, device_memory>{d.view(), v});
+            run(on.queue(), parallel::add_bias_gradient_operation<T, device_memory>{d.view(), v});
         });
 }
 
@@ -148,7 +149,7 @@ template <class T> void looked_up(std::size_t count, std::size_t words, std::siz
         },
         [&](const auto& on, view<T, device_memory> v) {
             const auto t = on.of(table);
-            run(cuda_queue(0), parallel::look_up_operation<T, device_memory>{there.view(), t.view(), v, width, first});
+            run(on.queue(), parallel::look_up_operation<T, device_memory>{there.view(), t.view(), v, width, first});
         });
     as_on_host<T>(
         table, bar<T>,
@@ -157,7 +158,7 @@ template <class T> void looked_up(std::size_t count, std::size_t words, std::siz
         },
         [&](const auto& on, view<T, device_memory> v) {
             const auto dy = on.of(d);
-            run(cuda_queue(0),
+            run(on.queue(),
                 parallel::add_looked_up_operation<T, device_memory>{there.view(), dy.view(), v, width, first});
         });
 }
@@ -171,6 +172,7 @@ template <class T> void layers_solve(comm::nccl& world) {
     for (const problem& p : problems) {
         for (const bool sequence : {false, true}) {
             for (const bool overlap : {false, true}) {
+                if (&p == &problems.back() && overlap != sequence) { continue; }  // of the largest two forms
                 parallel::tensor_options o;
                 o.sequence_parallel = sequence;
                 o.overlap = overlap;

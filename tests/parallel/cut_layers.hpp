@@ -166,6 +166,7 @@ template <class T, queue Q> class tensors_on {
 
 public:
     explicit tensors_on(Q q) : queue_(std::move(q)) {}
+    [[nodiscard]] const Q& queue() const { return queue_; }
     template <class U> [[nodiscard]] buffer<T, Q> of(const std::vector<U>& values) const {
         std::vector<T> v;
         for (const U x : values) { v.push_back(static_cast<T>(x)); }
