@@ -169,7 +169,8 @@ public:
         numbers x(in.begin(), in.end());
         if (c.stage == 0) {
             x.resize(outer * h);
-            embedding_.forward(ids(step, b), held_.at("table").value, x);
+            const words in_words = ids(step, b);
+            embedding_.forward(in_words, held_.at("table").value, x);
         }
         for (int block = first_block(plan_, c.stage); block < first_block(plan_, c.stage + 1); ++block) {
             numbers u(x.size()), a(rows * up_.outputs()), y(x.size());
@@ -225,7 +226,8 @@ public:
             }
         }
         if (c.stage == 0) {
-            embedding_.backward(ids(step, b), d, gradient(m, "table"));
+            const words in_words = ids(step, b);
+            embedding_.backward(in_words, d, gradient(m, "table"));
         } else {
             expect(d_in.size() == in.size(), "an input gradient of {}", d_in.size());
             std::copy(d.begin(), d.end(), d_in.begin());
