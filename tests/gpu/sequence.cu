@@ -30,7 +30,8 @@
 #include <tutti/sequence/token_operations.cuh>    // under test
 #include <tutti/sequence/ulysses_attention.hpp>   // under test
 
-#include "device.hpp"  // require_device
+#include "device.hpp"    // require_device
+#include "mirrored.hpp"  // mirrored
 
 using namespace tutti;
 using namespace tutti::test;
@@ -47,30 +48,6 @@ namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 using brief = tutti::bfloat16;
-template <class T> using on_device = token_view<T, device_memory>;
-
-// A vector with a copy on the device, which token_views of the vector are translated to.
-template <class T> class mirrored {
-    cuda_queue q_;
-    std::vector<T>& host_;
-    buffer<T, cuda_queue> device_;
-
-public:
-    mirrored(const cuda_queue& q, std::vector<T>& host) : q_(q), host_(host), device_(q, host.size()) {
-        upload(q_, view<const T>(host_), device_.view());
-    }
-    on_device<T> operator()(const token_view<T>& v) const {
-        on_device<T> d;
-        d.data = device_.data() + (v.data - host_.data());
-        d.tokens = v.tokens;
-        d.heads = v.heads;
-        d.width = v.width;
-        d.token_stride = v.token_stride;
-        d.head_stride = v.head_stride;
-        return d;
-    }
-    void fetch() { download(q_, view<const T, device_memory>(device_.view()), view<T>(host_)); }
-};
 
 template <class T> std::vector<T> drawn(std::size_t count, std::uint64_t seed) {
     std::vector<T> v(count);

@@ -18,7 +18,8 @@
 #include <tutti/sequence/route.hpp>                // under test
 #include <tutti/sequence/routed.hpp>               // under test
 
-#include "device.hpp"  // device_of_process
+#include "device.hpp"    // device_of_process
+#include "mirrored.hpp"  // mirrored
 
 using namespace tutti;
 using namespace tutti::test;
@@ -136,38 +137,17 @@ TEST_CASE("double: rings over two nodes have the same bits by routes and without
         engine.plan(where);
         const cuda_queue q = engine.communicator().queue();
         rank_data<double> data(p, where, c.rank());
-        const auto there = [&]<class U>(std::vector<U>& host) {
-            buffer<U, cuda_queue> b(q, host.size());
-            upload(q, view<const U>(host), b.view());
-            return b;
-        };
-        auto packed = there(data.packed), out = there(data.out), d_out = there(data.d_out);
-        auto gradients = there(data.gradients), sums = there(data.log_sum_exp);
-        const auto moved = []<class U>(const token_view<U>& v, const std::vector<U>& host,
-                                       const buffer<U, cuda_queue>& b) {
-            token_view<U, device_memory> d;
-            d.data = b.data() + (v.data - host.data());
-            d.tokens = v.tokens;
-            d.heads = v.heads;
-            d.width = v.width;
-            d.token_stride = v.token_stride;
-            d.head_stride = v.head_stride;
-            return d;
-        };
-        const auto query = moved(data.query(), data.packed, packed), key = moved(data.key(), data.packed, packed),
-                   value = moved(data.value(), data.packed, packed), result = moved(data.result(), data.out, out);
-        const auto numbers = moved(data.numbers(), data.log_sum_exp, sums);
+        mirrored packed(q, data.packed), out(q, data.out), d_out(q, data.d_out), gradients(q, data.gradients),
+            sums(q, data.log_sum_exp);
+        const auto query = packed(data.query()), key = packed(data.key()), value = packed(data.value());
+        const auto result = out(data.result());
+        const auto numbers = sums(data.numbers());
         engine.forward(query, key, value, result, numbers);
-        engine.backward(moved(data.out_gradient(), data.d_out, d_out), query, key, value, result, numbers,
-                        moved(data.d_query(), data.gradients, gradients),
-                        moved(data.d_key(), data.gradients, gradients),
-                        moved(data.d_value(), data.gradients, gradients));
-        const auto fetch = [&]<class U>(const buffer<U, cuda_queue>& b, std::vector<U>& host) {
-            download(q, view<const U, device_memory>(b.view()), view<U>(host));
-        };
-        fetch(out, data.out);
-        fetch(sums, data.log_sum_exp);
-        fetch(gradients, data.gradients);
+        engine.backward(d_out(data.out_gradient()), query, key, value, result, numbers, gradients(data.d_query()),
+                        gradients(data.d_key()), gradients(data.d_value()));
+        out.fetch();
+        sums.fetch();
+        gradients.fetch();
         data.collect(mine, mutex, true);
         return mine;
     };

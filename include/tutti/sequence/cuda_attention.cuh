@@ -27,7 +27,8 @@ namespace tutti::sequence {
 ///              keys up to their own; the rest is tiled_attention's, and so is what the library has no kernel for. It
 ///              reads rows where they are when their number is one that calls are made for (detail::fused_rows), else
 ///              copies padded with zeros. Packed sequences it attends to where they are, many in a call, if tensors are
-///              aligned and the library has a kernel; else one after the other. A row whose scores are all -inf is NaN where the library makes it so.
+///              aligned and the library has a kernel; else one after the other. A row whose scores are all -inf is NaN
+///              where the library makes it so.
 /// Units        the library's results are of 16 bits: forward's are widened, backward's added to the sums in float; those
 ///              of final blocks it writes itself.
 /// Determinism  the same block gives the same bits, as far as the library says so of itself.
