@@ -88,6 +88,7 @@ template <class Device, class World>
     if (!o.checkpoint.empty()) {
         kept.emplace(o, strategy, text, rank.kept());
         first_step = kept->resume(world, [&](const std::string& what) { shown.note(what); });
+        strategy.flush();  // restored values may be on their way still
     }
     rank.expect_same();
     result r;
