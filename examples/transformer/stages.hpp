@@ -169,43 +169,23 @@ public:
     /// connections too, and both of the places from which tokens come. The next step begins as if this had not been.
     /// Attention that ranks share is left out where they rehearse alone.
     template <class S> void rehearse(S& strategy, const batch& b, bool alone) {
-        math_.rehearse(alone);
-        if (attention_ != nullptr) { attention_->rehearse(alone); }
         placed<S> s(*this, strategy);
         const std::vector<batch> batches(static_cast<std::size_t>(schedule_.micro_batches), b);
         begin(batches, 1);
         expected_.assign(parameters_.size(), 0);  // nothing is announced
-        const std::size_t elements = border(b.in.size());
-        const tutti::buffer<T, Q> in(this->memory_, elements), out(this->memory_, elements);
-        tutti::fill(math_.queue(), in.view(), static_cast<T>(0.0f));
-        for (int stage = 0; stage < schedule_.stages(); ++stage) {
-            if (!holds(stage)) { continue; }
+        rehearse_stages(b, alone, [&](int stage, tutti::view<const T, M> zero, tutti::view<T, M> out) {
             const call c{stage, 0, 0, true};
-            const tutti::view<const T, M> zero = in.view();
-            forward(s, c, zero, out.view());
-            backward_input(s, c, zero, zero, out.view());
+            forward(s, c, zero, out);
+            backward_input(s, c, zero, zero, out);
             backward_weight(s, c);
-        }
+        });
         static_cast<void>(take_loss());
-        if (elements > 0) { static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{})); }
-        math_.rehearse(false);
-        if (attention_ != nullptr) { attention_->rehearse(false); }
     }
     /// Likewise forward alone, as score runs it.
     template <class S> void rehearse_scoring(S& strategy, const batch& b, bool alone) {
-        math_.rehearse(alone);
-        if (attention_ != nullptr) { attention_->rehearse(alone); }
-        const tutti::buffer<T, Q> in(this->memory_, border(b.in.size())), out(this->memory_, in.size());
-        tutti::fill(math_.queue(), in.view(), static_cast<T>(0.0f));
-        for (int stage = 0; stage < schedule_.stages(); ++stage) {
-            if (holds(stage)) {
-                static_cast<void>(
-                    score(strategy, stage, b, config_.context, tutti::view<const T, M>(in.view()), out.view()));
-            }
-        }
-        if (out.size() > 0) { static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{})); }
-        math_.rehearse(false);
-        if (attention_ != nullptr) { attention_->rehearse(false); }
+        rehearse_stages(b, alone, [&](int stage, tutti::view<const T, M> zero, tutti::view<T, M> out) {
+            static_cast<void>(score(strategy, stage, b, config_.context, zero, out));
+        });
     }
 
     /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).
@@ -260,6 +240,19 @@ private:
         memory_of_pass(const Q& q, int slot) : first_slot(slot), room(q, 0) {}
     };
 
+    // Calls pass(stage, zeros, room) for each stage that this rank has, and waits for them.
+    template <class Pass> void rehearse_stages(const batch& b, bool alone, Pass pass) {
+        math_.rehearse(alone);
+        if (attention_ != nullptr) { attention_->rehearse(alone); }
+        const tutti::buffer<T, Q> in(this->memory_, border(b.in.size())), out(this->memory_, in.size());
+        tutti::fill(math_.queue(), in.view(), static_cast<T>(0.0f));
+        for (int stage = 0; stage < schedule_.stages(); ++stage) {
+            if (holds(stage)) { pass(stage, tutti::view<const T, M>(in.view()), out.view()); }
+        }
+        if (out.size() > 0) { static_cast<void>(tutti::fetch(math_.queue(), out.view().sub(0, 1), T{})); }
+        math_.rehearse(false);
+        if (attention_ != nullptr) { attention_->rehearse(false); }
+    }
     [[nodiscard]] int layers_of_stage() const { return config_.layers / schedule_.stages(); }
     // Micro-batches that go through a stage on this rank.
     [[nodiscard]] int passes_of(int stage) const {
