@@ -1,12 +1,13 @@
 // comm::nccl as NCCL sees it: which calls in which order, what happens when one of them fails or never ends, who is
 // aborted, what the host waits for. Over fakes of CUDA and NCCL.
-#include <atomic>   // outcomes
-#include <barrier>  // counts that no other rank disturbs
-#include <chrono>   // deadlines
-#include <memory>   // stores
-#include <string>   // texts
-#include <thread>   // aborts from elsewhere
-#include <vector>   // logs
+#include <atomic>    // outcomes
+#include <barrier>   // counts that no other rank disturbs
+#include <chrono>    // deadlines
+#include <memory>    // stores
+#include <optional>  // a communicator's end
+#include <string>    // texts
+#include <thread>    // aborts from elsewhere
+#include <vector>    // logs
 
 #include <doctest/doctest.h>
 
@@ -328,6 +329,31 @@ TEST_CASE_FIXTURE(fixture, "an abort is one ncclCommAbort for every communicator
     CHECK(fake::calls("ncclCommDestroy") == 0);
 }
 
+TEST_CASE_FIXTURE(fixture, "a communicator may end while the device of another thread's rank waits for this one") {
+    std::atomic<bool> waiting{false};
+    nccl::launch(2,
+                 [&](nccl& c) {
+                     std::optional<nccl> child = c.duplicate("child");
+                     const buffer<float, pinned_queue> loss(pinned_queue(), 1);
+                     child->barrier();
+                     child->synchronize();
+                     if (c.rank() == 1) {
+                         c.barrier();  // rank 0 takes part when its child, and what it had, are no more
+                         waiting = true;
+                     } else {
+                         while (!waiting) { std::this_thread::yield(); }
+                     }
+                     child.reset();
+                     { const buffer<float, pinned_queue> scalar(pinned_queue(), 1); }
+                     expect(fake::calls("ncclCommDestroy") == 0, "destroyed before the family's end");
+                     if (c.rank() == 0) { c.barrier(); }
+                     c.synchronize();
+                 },
+                 {.timeout = 5s});
+    CHECK(fake::calls("ncclCommDestroy") == 2 * 2);
+    CHECK(fake::calls("ncclCommAbort") == 0);
+}
+
 TEST_CASE_FIXTURE(fixture, "the steady state of lanes has no host wait, and orders launches by events") {
     std::barrier together(2);  // counters are those of all ranks: nobody waits while another counts
     nccl::launch(2, [&](nccl& c) {
@@ -506,10 +532,12 @@ TEST_CASE_FIXTURE(fixture, "a rank that cannot have its memory does not leave th
         std::atomic<int> told = 0;
         comm::threads::launch(2, [&](comm::threads& world) {
             const auto work = [&] {
-                if (at_start && world.rank() == 0) { cuda::fail("cudaHostAlloc", 1, cudaErrorMemoryAllocation); }
+                if (at_start && world.rank() == 0) {
+                    cuda::fail("cudaMallocFromPoolAsync", 1, cudaErrorMemoryAllocation);
+                }
                 world.barrier();
                 nccl c = nccl::over(world, cuda_queue(world.rank()));
-                if (world.rank() == 0) { cuda::fail("cudaHostAlloc", 1, cudaErrorMemoryAllocation); }
+                if (world.rank() == 0) { cuda::fail("cudaMallocFromPoolAsync", 1, cudaErrorMemoryAllocation); }
                 world.barrier();
                 nccl lane = c.duplicate("lane");
                 lane.barrier();
@@ -518,8 +546,8 @@ TEST_CASE_FIXTURE(fixture, "a rank that cannot have its memory does not leave th
             try {
                 work();
             } catch (const backend_error& e) {
-                told += contains(e.what(), "cudaHostAlloc") ? 1 : 0;
-            } catch (const aborted_error& e) { told += contains(e.what(), "cudaHostAlloc") ? 10 : 0; }
+                told += contains(e.what(), "cudaMallocFromPoolAsync") ? 1 : 0;
+            } catch (const aborted_error& e) { told += contains(e.what(), "cudaMallocFromPoolAsync") ? 10 : 0; }
         });
         CHECK(told == 11);
         CHECK(clock_type::now() - begin < 20s);

@@ -95,6 +95,33 @@ TEST_CASE_FIXTURE(fixture, "a steady state neither waits nor makes anything new"
     b.record().wait_host(after(std::chrono::seconds(10)));
 }
 
+TEST_CASE_FIXTURE(fixture,
+                  "small page-locked memory is kept by the process, as CUDA waits for all devices to free it") {
+    const pinned_queue host;
+    for (const std::size_t bytes : {1u, 64u, 65u, 65536u}) {
+        CAPTURE(bytes);
+        void* const p = host.allocate(bytes);
+        CHECK(host.account().live() == bytes);
+        host.release(p, bytes);
+        CHECK(host.account().live() == 0);
+        void* const again = host.allocate(bytes);
+        CHECK(again == p);
+        void* const larger = host.allocate(2 * bytes);
+        CHECK(larger != p);
+        host.release(larger, 2 * bytes);
+        host.release(again, bytes);
+    }
+    CHECK(fake::calls("cudaFreeHost") == 1);  // the largest, twice
+    {
+        const cuda_queue q(1);
+        const buffer<int, cuda_queue> x(q, 1);
+        const std::vector<int> five{5};
+        upload(q, view<const int>(five), x.view());
+        CHECK(fetch(q, x.view(), 0) == 5);
+    }
+    CHECK(fake::calls("cudaFreeHost") == 1);
+}
+
 TEST_CASE_FIXTURE(fixture, "each call's error is told once, with CUDA's words, and the queue goes on") {
     const cuda_queue q(0);
     const auto failing = [&](const char* function, auto act) {
@@ -118,7 +145,7 @@ TEST_CASE_FIXTURE(fixture, "each call's error is told once, with CUDA's words, a
     failing("cudaStreamWaitEvent", [&] { q.wait(e); });
     failing("cudaMallocFromPoolAsync", [&] { static_cast<void>(q.allocate(8)); });
     failing("cudaStreamCreateWithPriority", [&] { static_cast<void>(q.sibling()); });
-    failing("cudaHostAlloc", [&] { static_cast<void>(pinned_queue().allocate(8)); });
+    failing("cudaHostAlloc", [&] { static_cast<void>(pinned_queue().allocate(65537)); });
     failing("cudaGetDevice", [&] { static_cast<void>(cuda_queue()); });
     CHECK_THROWS_AS(cuda_queue(99), backend_error);
     const buffer<int, cuda_queue> x(q, 1);

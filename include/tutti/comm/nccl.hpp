@@ -41,6 +41,10 @@ namespace tutti::comm {
 /// Determinism  NCCL orders its sums: by algorithm, which depends on size, ranks and links. All ranks get the same bits
 ///              with rings and trees.
 /// Threads      as the concept says. A watchdog thread belongs to each root communicator.
+/// Processes    a process a GPU is what NCCL is best at. Ranks that are threads of one process keep what communicators had
+///              until their family ends; and when one of them loads code for its device, or frees page-locked memory,
+///              CUDA may wait for the devices of all: where kernels of another rank wait for a message of that one,
+///              neither goes on. So load first, for example by a rehearsal without collectives.
 /// Cost         the call of NCCL, and some 0.1 us for checks, a lock and the clock; between two communicators of a
 ///              family also an event. reduce_scatter_v and all_gather_v of parts whose number times the largest is at
 ///              most 1.25 times the whole: one NCCL collective, and for parts that are not equal scratch of that size
@@ -217,7 +221,8 @@ private:
     }
     [[nodiscard]] std::optional<nccl> child(std::span<const int> colors, std::string_view name, const char* operation);
 
-    // NCCL lets ranks of one process read each other's memory: it must be allowed to, also that of pools.
+    // NCCL lets ranks of one process read each other's memory: it must be allowed to, also that of pools. And they may
+    // not free what CUDA waits for all of their devices for.
     void share_pools() {
         const auto device = static_cast<std::uint64_t>(channel_->queue.device());
         const std::uint64_t process = detail::this_process();
@@ -226,6 +231,7 @@ private:
             const int peer = static_cast<int>(r[1]);
             int reachable = 0;
             if (r[0] != process || r[1] == device) { continue; }
+            family_->share_process();
             tutti::detail::check_cuda(cudaDeviceCanAccessPeer(&reachable, peer, channel_->queue.device()),
                                       "cudaDeviceCanAccessPeer");
             if (reachable != 0) { tutti::detail::cuda_pool::of(channel_->queue.device()).share_with(peer); }

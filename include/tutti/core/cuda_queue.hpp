@@ -16,14 +16,16 @@
 
 #include <cuda_runtime_api.h>  // CUDA runtime
 
-#include <tutti/core/cuda_mark.hpp>           // cuda_mark
-#include <tutti/core/deadline.hpp>            // deadline
-#include <tutti/core/detail/cuda_stream.hpp>  // streams, pools, checks
-#include <tutti/core/elementwise.hpp>         // copy_operation
-#include <tutti/core/error.hpp>               // usage_error
-#include <tutti/core/queue.hpp>               // queue
-#include <tutti/core/text.hpp>                // formatted
-#include <tutti/core/view.hpp>                // view
+#include <tutti/core/cuda_mark.hpp>                // cuda_mark
+#include <tutti/core/deadline.hpp>                 // deadline
+#include <tutti/core/detail/cuda_check.hpp>        // checks
+#include <tutti/core/detail/cuda_page_locked.hpp>  // small pieces
+#include <tutti/core/detail/cuda_stream.hpp>       // streams, pools
+#include <tutti/core/elementwise.hpp>              // copy_operation
+#include <tutti/core/error.hpp>                    // usage_error
+#include <tutti/core/queue.hpp>                    // queue
+#include <tutti/core/text.hpp>                     // formatted
+#include <tutti/core/view.hpp>                     // view
 
 namespace tutti {
 
@@ -225,7 +227,9 @@ static_assert(timed_queue<cuda_queue>);
 
 /// A host queue whose storage is page-locked: buffer<T, pinned_queue> is what copy engines reach asynchronously.
 ///
-/// Cost    allocation is slow (it may wait for the device): keep buffers. Errors: backend_error when memory is short.
+/// Cost    of more than 64 KiB, allocation is slow, and release waits for all devices of the process: keep buffers. Less
+///         than that the process keeps.
+/// Errors  backend_error when memory is short.
 class pinned_queue {
     std::shared_ptr<memory_account> account_ = std::make_shared<memory_account>();
 
@@ -238,14 +242,13 @@ public:
     void wait(const event_type&) const noexcept {}
     [[nodiscard]] void* allocate(std::size_t bytes) const {
         if (bytes == 0) { return nullptr; }
-        void* p = nullptr;
-        detail::check_cuda(cudaHostAlloc(&p, bytes, cudaHostAllocPortable), "cudaHostAlloc");
+        void* const p = detail::cuda_page_locked::take(bytes);
         account_->allocated(bytes);
         return p;
     }
     void release(void* p, std::size_t bytes) const noexcept {
         if (p == nullptr) { return; }
-        cudaFreeHost(p);
+        detail::cuda_page_locked::give(p, bytes);
         account_->released(bytes);
     }
     [[nodiscard]] memory_account& account() const noexcept { return *account_; }

@@ -171,6 +171,7 @@ cudaError_t cudaFreeHost(void* p) {
     if (const cudaError_t e = capture_forbids(); e != cudaSuccess) { return note(e); }
     const auto a = lookup(p);
     if (!a || a->type != cudaMemoryTypeHost || !forget(p)) { return note(cudaErrorInvalidValue); }
+    wait_for_process();
     free_memory(p);
     return note(fault_of(current_device()));
 }

@@ -123,6 +123,7 @@ cudaError_t enqueue_always(CUstream_st& stream, work w);
 cudaError_t record(CUevent_st& event, CUstream_st& stream);
 cudaError_t wait(CUstream_st& stream, CUevent_st& event);
 cudaError_t wait_for(CUstream_st& stream);  // the host waits
+void wait_for_process();                    // the host waits for all streams of all devices
 void free_memory(void* p);                  // storage alone
 bool forget(void* p);                       // false: not allocated
 

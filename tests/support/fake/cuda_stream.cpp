@@ -139,6 +139,19 @@ cudaError_t wait_for(CUstream_st& s) {
     reached->wait(s.device);
     return fault_of(s.device);
 }
+void wait_for_process() {
+    host_waited();
+    std::vector<std::pair<int, std::shared_ptr<mark>>> ends;
+    {
+        const unobserved lock(the().mutex);  // none is destroyed meanwhile
+        for (const cudaStream_t s : the().streams) {
+            const std::lock_guard stream_lock(s->mutex);
+            if (s->capturing != nullptr) { continue; }
+            append_signal(*s, ends.emplace_back(s->device, std::make_shared<mark>()).second);
+        }
+    }
+    for (const auto& [device, end] : ends) { end->wait(device); }
+}
 
 cudaError_t record(CUevent_st& e, CUstream_st& s) {
     if (e.device != s.device) { return cudaErrorInvalidResourceHandle; }

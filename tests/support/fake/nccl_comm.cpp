@@ -12,6 +12,7 @@
 #include <utility>        // move
 #include <vector>         // handles
 
+#include <support/fake/cuda_state.hpp>  // wait_for_process
 #include <support/fake/nccl_state.hpp>  // declarations
 #include <support/fake/unobserved.hpp>  // unobserved
 #include <support/fake_cuda.hpp>        // faulted
@@ -299,6 +300,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
     const use in_use(c, "ncclCommDestroy");
     if (const ncclResult_t r = enter("ncclCommDestroy", c); r != ncclSuccess) { return r; }
     c->order.wait_until_empty([&] { return tutti::test::fake_cuda::faulted(c->device); });
+    tutti::test::fake_cuda::wait_for_process();  // NCCL frees page-locked memory
     end(*c);
     bury(*c);
     return ncclSuccess;

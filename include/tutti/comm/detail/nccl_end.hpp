@@ -44,13 +44,16 @@ template <class Work> void run_bounded(const std::vector<Work>& work) noexcept {
     } catch (const std::exception&) {}  // no memory: all is left behind
 }
 
-/// `how` is ncclCommDestroy or ncclCommAbort.
-inline void end_handle(ncclComm_t handle, int device, ncclResult_t (*how)(ncclComm_t)) noexcept {
-    const auto work = [handle, device, how] {
-        cudaSetDevice(device);
-        how(handle);
-    };
-    run_bounded(std::vector{work});
+/// One after the other; `how` is ncclCommDestroy or ncclCommAbort.
+inline void end_handles(const std::vector<ncclComm_t>& handles, int device, ncclResult_t (*how)(ncclComm_t)) noexcept {
+    if (handles.empty()) { return; }
+    try {
+        const auto work = [handles, device, how] {
+            cudaSetDevice(device);
+            for (const ncclComm_t handle : handles) { how(handle); }
+        };
+        run_bounded(std::vector{work});
+    } catch (const std::exception&) {}  // no memory: they are left behind
 }
 
 /// All at once: one after the other would deadlock, since freeing one waits for the kernels of the next.

@@ -60,6 +60,8 @@ class nccl_family final : public tutti::detail::cuda_watcher {
     std::string cause_;
     std::optional<timeout_error> overdue_;  // found by this rank's watchdog, not thrown yet
     std::vector<nccl_watched> channels_;
+    std::vector<ncclComm_t> parted_;  // handles without a channel, of ranks that are threads
+    bool ranks_share_process_ = false;
     std::optional<deadline> cause_due_;  // a communicator was left by an exception, whose text is to come
     std::string left_;
     std::size_t additions_ = 0;
@@ -104,6 +106,7 @@ public:
             await_others();
             abort_all(all_of(channels_), device_);
         }
+        end_handles(parted_, device_, poisoned() ? ncclCommAbort : ncclCommDestroy);
         if (store_ == nullptr) { return; }
         try {
             store_->leave(key_, rank);  // first: nobody shall wait for this rank
@@ -120,6 +123,13 @@ public:
             aborted_ = false;  // a family that has failed meanwhile aborts it too
         }
         changed_.notify_all();
+    }
+
+    /// From now on the handles of communicators that end are kept until the family does: NCCL waits for all devices of the
+    /// process to free one, and the device of another rank may be waiting for this one.
+    void share_process() {
+        const std::lock_guard lock(mutex_);
+        ranks_share_process_ = true;
     }
 
     /// The first cause stays. Never blocks for longer than the store does.
@@ -189,7 +199,8 @@ public:
         left_ = formatted("'{}' was left by an exception", c.name);
     }
 
-    /// The channel's end: its work is waited for, unless the family has failed, and its handle given back.
+    /// The channel's end: its work is waited for, unless the family has failed, and its handle given back, or kept until
+    /// the family ends.
     void close(const std::shared_ptr<nccl_channel>& c, bool by_exception) noexcept {
         try {
             if (by_exception) { poison(formatted("'{}' was left by an exception", c->name)); }
@@ -198,7 +209,7 @@ public:
         if (poisoned()) {
             await_abort();
         } else if (const ncclComm_t handle = c->take(); handle != nullptr && c->owned) {
-            end_handle(handle, device_, ncclCommDestroy);
+            part_from(handle);
         }
         std::unique_lock lock(mutex_);
         std::erase_if(channels_, [&](const nccl_watched& w) { return w.channel == c; });
@@ -209,6 +220,16 @@ public:
     }
 
 private:
+    void part_from(ncclComm_t handle) noexcept {
+        {
+            const std::lock_guard lock(mutex_);
+            if (ranks_share_process_) {
+                parted_.push_back(handle);
+                return;
+            }
+        }
+        end_handles({handle}, device_, ncclCommDestroy);
+    }
     [[nodiscard]] static std::vector<std::shared_ptr<nccl_channel>> all_of(const std::vector<nccl_watched>& channels) {
         std::vector<std::shared_ptr<nccl_channel>> all;
         for (const nccl_watched& w : channels) { all.push_back(w.channel); }

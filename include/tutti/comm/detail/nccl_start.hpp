@@ -154,7 +154,7 @@ public:
             if (rank_ == 0) { store_->forget(key); }  // all have joined, so all have read it
             return assemble(made, true);
         } catch (const std::exception& e) {
-            if (made != nullptr) { end_handle(made, queue_.device(), ncclCommAbort); }
+            if (made != nullptr) { end_handles({made}, queue_.device(), ncclCommAbort); }
             if (store_ != nullptr) { store_->fail(key, rank_, e.what()); }
             throw;
         }
