@@ -55,9 +55,10 @@ template <class World> result run_on_gpu(World& world, const options& o, const c
 }  // namespace
 
 void expect_devices(const options& o) {
-    // CUDA loads a kernel when it is first used, and may wait for the device to do so. Where the device waits for one
-    // of another thread's, and that thread to load its own, neither would go on. It reads this with its first call.
-    if (o.of_parts() && o.backend == "threads" && o.gpus > 1) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+    // What cuDNN compiles while ranks run is loaded for all devices of the process at once, if code is loaded eagerly, and
+    // CUDA waits for all of them to do so: also for one that waits for the rank that loads. Loaded when it is first used it
+    // concerns one device. CUDA reads this with its first call.
+    if (o.backend == "threads" && o.gpus > 1) { setenv("CUDA_MODULE_LOADING", "LAZY", 1); }
 #if !TRANSFORMER_WITH_NCCL
     if (o.gpus > 1) {
         throw bad_input(fmt::format("--gpus: {} asked for, but this build trains on one: no NCCL was found when it was "
