@@ -24,3 +24,4 @@
 #include <tutti/parallel/tensor_group.hpp>
 #include <tutti/parallel/tied_weights.hpp>
 #include <tutti/parallel/vocabulary.hpp>
+#include <tutti/parallel/vocabulary_cross_entropy.hpp>
