@@ -13,6 +13,7 @@
 #include <tutti/parallel/pipeline_render.hpp>
 #include <tutti/parallel/pipeline_replay.hpp>
 #include <tutti/parallel/pipeline_schedule.hpp>
+#include <tutti/parallel/pipeline_stage.hpp>
 #include <tutti/parallel/schedules/dual_pipe.hpp>
 #include <tutti/parallel/schedules/one_way.hpp>
 #include <tutti/parallel/schedules/zero_bubble.hpp>
