@@ -10,12 +10,13 @@
 #include <utility>  // move
 #include <vector>   // tokens
 
-#include <tutti/core/buffer.hpp>            // losses
-#include <tutti/core/elementwise.hpp>       // fill
-#include <tutti/core/run.hpp>               // run, fetch
-#include <tutti/optimize/clip.hpp>          // ordered_sum_operation
-#include <tutti/parallel/tensor_group.hpp>  // tensor_group
-#include <tutti/parallel/vocabulary.hpp>    // cross-entropy of parts of the logits
+#include <tutti/core/buffer.hpp>                        // losses
+#include <tutti/core/elementwise.hpp>                   // fill
+#include <tutti/core/run.hpp>                           // run, fetch
+#include <tutti/optimize/clip.hpp>                      // ordered_sum_operation
+#include <tutti/parallel/tensor_group.hpp>              // tensor_group
+#include <tutti/parallel/vocabulary.hpp>                // vocabulary_share
+#include <tutti/parallel/vocabulary_cross_entropy.hpp>  // cross-entropy of parts of the logits
 
 #include "matrix.hpp"
 #include "parameters.hpp"

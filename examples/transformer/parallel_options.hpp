@@ -32,6 +32,7 @@ struct parallel_options {
 };
 
 inline void declare(CLI::App& app, parallel_options& o) {
+    app.option_defaults()->group("Parts of the model");
     const CLI::Range ranks(1, 1024);
     app.add_option("--tp", o.tp,
                    "tp, 3d: ranks that share every layer: heads, the wider layers and the vocabulary are divided")

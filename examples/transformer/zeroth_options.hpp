@@ -1,16 +1,20 @@
-// Where weights are while they are tuned by forward passes: the options of pipelines zo2 and distzo2, and their checks.
+// Tuning by forward passes: the options of a step's directions, and of where weights are meanwhile (pipelines zo2 and
+// distzo2), and their checks.
 // Needs CLI11.
 #pragma once
 
 #include <array>        // ways
+#include <cmath>        // isfinite
 #include <string>       // messages
 #include <string_view>  // names
 #include <vector>       // names
 
-#include <CLI/CLI.hpp>   // command line
-#include <fmt/format.h>  // messages
+#include <CLI/CLI.hpp>                      // command line
+#include <fmt/format.h>                     // messages
+#include <tutti/zeroth/pending_update.hpp>  // max_directions
 
 #include "bad_input.hpp"
+#include "option_checks.hpp"
 
 namespace transformer {
 
@@ -31,10 +35,36 @@ struct zeroth_options {
     [[nodiscard]] static bool offloads(std::string_view pipeline) { return pipeline == "zo2" || pipeline == "distzo2"; }
 };
 
+/// What a step of forward passes is.
+struct estimate_options {
+    std::string zo_parallel = "data";  // what ranks share
+    double epsilon = 1e-3;             // how far weights are moved
+    int directions = 1;                // of a step
+    int shards = 0;                    // parts of the batch that losses are averaged over; 0: one a rank or pair
+};
+
 /// How ranks gather the slices of a block, in the order in which zeroth_result has their times.
 inline constexpr std::array<std::string_view, 3> ways_to_gather{"collective", "messages", "copies"};
 
+inline void declare(CLI::App& app, estimate_options& o) {
+    using detail::within;
+    app.option_defaults()->group("Forward passes alone");
+    app.add_option("--zo-parallel", o.zo_parallel,
+                   "mezo, distzo2: ranks share the two sides of a direction (perturbation, 2 ranks), parts of the "
+                   "batch (data), or "
+                   "both (2d, an even number)")
+        ->capture_default_str();
+    app.add_option("--epsilon", o.epsilon, "likewise: how far weights are moved to either side")->capture_default_str();
+    app.add_option("--directions", o.directions, "likewise: random directions of a step")
+        ->check(within(1, static_cast<long>(tutti::zeroth::max_directions)))
+        ->capture_default_str();
+    app.add_option("--shards", o.shards,
+                   "likewise: parts of the batch that losses are averaged over; runs of equal shards and micro-batches "
+                   "have the same bits on any number of ranks; default: one a rank, or pair")
+        ->check(within(1, 1'000'000));
+}
 inline void declare(CLI::App& app, zeroth_options& o) {
+    app.option_defaults()->group("Forward passes alone");
     app.add_option("--slots", o.slot_count,
                    "zo2, distzo2: blocks (layers) that are on the device at a time, arriving, in use or leaving; no "
                    "more than there are; default 3")
@@ -102,5 +132,22 @@ inline void complete(zeroth_options& o, const std::string& pipeline, const std::
     }
     if (o.slot_count == 0 && o.offloads(pipeline)) { o.slot_count = zeroth_options::usual_slots; }
 }
+
+namespace detail {
+
+/// What pipelines of forward passes can do. `Options` has these and all others. Errors: bad_input.
+template <class Options> void expect_estimate(const Options& o) {
+    require(o.zo_parallel == "data" || o.zo_parallel == "perturbation" || o.zo_parallel == "2d",
+            fmt::format("--zo-parallel: '{}' is not one of perturbation, data, 2d", o.zo_parallel));
+    require(std::isfinite(o.epsilon) && o.epsilon > 0 && o.epsilon <= 1000,
+            fmt::format("--epsilon: {} is not a positive number up to 1000", o.epsilon));
+    require(o.zo_parallel != "perturbation" || o.ranks == 2,
+            fmt::format("--zo-parallel: a direction has two sides, for 2 ranks, not {}; 2d has pairs", o.ranks));
+    require(o.ranks % o.sides() == 0, fmt::format("--zo-parallel: {} ranks are not pairs", o.ranks));
+    require(o.checkpoint.empty(),
+            fmt::format("--checkpoint: pipeline '{}' has none; --save writes weights", o.pipeline));
+}
+
+}  // namespace detail
 
 }  // namespace transformer

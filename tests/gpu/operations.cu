@@ -1,11 +1,11 @@
 // Every operation that has a device side: the bits of the host's, for every element type, around the edges of blocks
 // and of packs, at every alignment; and nothing is written beside the views. Losses over a vocabulary that is cut, whose
 // sums have another order: fp64 values.
-#include <tutti/core/cuda_run.cuh>           // under test
-#include <tutti/core/philox.cuh>             // under test
-#include <tutti/optimize/clip.cuh>           // under test
-#include <tutti/parallel/vocabulary.cuh>     // under test
-#include <tutti/strategy/data_parallel.cuh>  // under test: hash
+#include <tutti/core/cuda_run.cuh>                      // under test
+#include <tutti/core/philox.cuh>                        // under test
+#include <tutti/optimize/clip.cuh>                      // under test
+#include <tutti/parallel/vocabulary_cross_entropy.cuh>  // under test
+#include <tutti/strategy/data_parallel.cuh>             // under test: hash
 
 #include <algorithm>    // fill, max
 #include <array>        // offsets

@@ -12,18 +12,19 @@
 #include <utility>      // as_const, move
 #include <vector>       // tensors
 
-#include <tutti/comm/threads.hpp>                    // ranks
-#include <tutti/optimize/clip.hpp>                   // clip_factor
-#include <tutti/parallel/gradient_norm.hpp>          // under test
-#include <tutti/parallel/linear.hpp>                 // layers
-#include <tutti/parallel/mesh.hpp>                   // who does what
-#include <tutti/parallel/pipeline.hpp>               // under test
-#include <tutti/parallel/schedules/dual_pipe.hpp>    // schedules
-#include <tutti/parallel/schedules/one_way.hpp>      // schedules
-#include <tutti/parallel/schedules/zero_bubble.hpp>  // schedules
-#include <tutti/parallel/tensor_group.hpp>           // who shares layers
-#include <tutti/parallel/tied_weights.hpp>           // embedding and head
-#include <tutti/parallel/vocabulary.hpp>             // embedding and loss
+#include <tutti/comm/threads.hpp>                       // ranks
+#include <tutti/optimize/clip.hpp>                      // clip_factor
+#include <tutti/parallel/gradient_norm.hpp>             // under test
+#include <tutti/parallel/linear.hpp>                    // layers
+#include <tutti/parallel/mesh.hpp>                      // who does what
+#include <tutti/parallel/pipeline.hpp>                  // under test
+#include <tutti/parallel/schedules/dual_pipe.hpp>       // schedules
+#include <tutti/parallel/schedules/one_way.hpp>         // schedules
+#include <tutti/parallel/schedules/zero_bubble.hpp>     // schedules
+#include <tutti/parallel/tensor_group.hpp>              // who shares layers
+#include <tutti/parallel/tied_weights.hpp>              // embedding and head
+#include <tutti/parallel/vocabulary.hpp>                // embedding
+#include <tutti/parallel/vocabulary_cross_entropy.hpp>  // loss
 
 #include <support/build.hpp>    // full_speed
 #include <support/failure.hpp>  // expect

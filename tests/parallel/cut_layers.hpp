@@ -12,11 +12,12 @@
 #include <utility>      // move
 #include <vector>       // tensors
 
-#include <tutti/core/buffer.hpp>            // tensors of a rank
-#include <tutti/core/element.hpp>           // master_t
-#include <tutti/parallel/linear.hpp>        // under test
-#include <tutti/parallel/tensor_group.hpp>  // under test
-#include <tutti/parallel/vocabulary.hpp>    // under test
+#include <tutti/core/buffer.hpp>                        // tensors of a rank
+#include <tutti/core/element.hpp>                       // master_t
+#include <tutti/parallel/linear.hpp>                    // under test
+#include <tutti/parallel/tensor_group.hpp>              // under test
+#include <tutti/parallel/vocabulary.hpp>                // under test
+#include <tutti/parallel/vocabulary_cross_entropy.hpp>  // likewise
 
 #include <support/failure.hpp>  // expect
 #include <support/oracle.hpp>   // random_element

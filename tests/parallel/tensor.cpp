@@ -12,12 +12,13 @@
 #include <type_traits>  // is_same_v
 #include <vector>       // tensors
 
-#include <tutti/comm/counted.hpp>           // bytes
-#include <tutti/comm/threads.hpp>           // ranks
-#include <tutti/parallel/linear.hpp>        // under test
-#include <tutti/parallel/tensor_group.hpp>  // under test
-#include <tutti/parallel/tied_weights.hpp>  // under test
-#include <tutti/parallel/vocabulary.hpp>    // under test
+#include <tutti/comm/counted.hpp>                       // bytes
+#include <tutti/comm/threads.hpp>                       // ranks
+#include <tutti/parallel/linear.hpp>                    // under test
+#include <tutti/parallel/tensor_group.hpp>              // under test
+#include <tutti/parallel/tied_weights.hpp>              // under test
+#include <tutti/parallel/vocabulary.hpp>                // under test
+#include <tutti/parallel/vocabulary_cross_entropy.hpp>  // likewise
 
 #include <tutti/parallel/schedules/dual_pipe.hpp>    // two copies
 #include <tutti/parallel/schedules/one_way.hpp>      // ends on two ranks

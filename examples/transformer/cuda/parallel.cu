@@ -3,11 +3,11 @@
 #if TRANSFORMER_WITH_MPI
 #include <tutti/comm/mpi.hpp>  // ranks as processes
 #endif
-#include <tutti/core/cuda_run.cuh>        // copies, fills
-#include <tutti/core/hash.cuh>            // hashes of weights
-#include <tutti/core/philox.cuh>          // initial weights
-#include <tutti/optimize/clip.cuh>        // norms
-#include <tutti/parallel/vocabulary.cuh>  // losses
+#include <tutti/core/cuda_run.cuh>                      // copies, fills
+#include <tutti/core/hash.cuh>                          // hashes of weights
+#include <tutti/core/philox.cuh>                        // initial weights
+#include <tutti/optimize/clip.cuh>                      // norms
+#include <tutti/parallel/vocabulary_cross_entropy.cuh>  // losses
 
 #include "../parallel_training.hpp"
 #include "device_of_rank.cuh"

@@ -13,6 +13,7 @@
 #include <tutti/parallel/pipeline_render.hpp>
 #include <tutti/parallel/pipeline_replay.hpp>
 #include <tutti/parallel/pipeline_schedule.hpp>
+#include <tutti/parallel/pipeline_stage.hpp>
 #include <tutti/parallel/schedules/dual_pipe.hpp>
 #include <tutti/parallel/schedules/one_way.hpp>
 #include <tutti/parallel/schedules/zero_bubble.hpp>
@@ -24,3 +25,4 @@
 #include <tutti/parallel/tensor_group.hpp>
 #include <tutti/parallel/tied_weights.hpp>
 #include <tutti/parallel/vocabulary.hpp>
+#include <tutti/parallel/vocabulary_cross_entropy.hpp>

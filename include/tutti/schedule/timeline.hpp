@@ -4,10 +4,8 @@
 #pragma once
 
 #include <algorithm>    // sort
-#include <cstddef>      // ptrdiff_t
+#include <cstddef>      // size_t
 #include <cstdint>      // track numbers
-#include <cstdio>       // the trace file
-#include <cstring>      // strerror
 #include <deque>        // pending spans
 #include <memory>       // pending spans
 #include <mutex>        // ranks of one process share a timeline
@@ -18,12 +16,9 @@
 #include <utility>      // move
 #include <vector>       // spans
 
-#include <cerrno>  // why a file could not be written
-
 #include <tutti/core/deadline.hpp>                 // clock_type
-#include <tutti/core/error.hpp>                    // backend_error
-#include <tutti/core/text.hpp>                     // formatted
-#include <tutti/schedule/detail/json.hpp>          // append_json_string
+#include <tutti/schedule/detail/chrome_trace.hpp>  // the trace
+#include <tutti/schedule/detail/name_table.hpp>    // names of spans
 #include <tutti/schedule/detail/pending_span.hpp>  // span_between
 
 namespace tutti::schedule {
@@ -93,7 +88,7 @@ public:
     void add(track t, std::string_view name, span_kind kind, deadline begin, deadline end) noexcept {
         const std::lock_guard lock(mutex_);
         try {
-            spans_.push_back({begin, end, number_of(name), t, kind});
+            spans_.push_back({begin, end, names_.number_of(name), t, kind});
         } catch (...) { ++dropped_; }
     }
 
@@ -110,7 +105,7 @@ public:
         try {
             using between = detail::span_between<Mark>;
             pending_.push_back(
-                {std::make_unique<between>(*std::move(begin), *std::move(end)), number_of(name), t, kind});
+                {std::make_unique<between>(*std::move(begin), *std::move(end)), names_.number_of(name), t, kind});
         } catch (...) { ++dropped_; }
     }
 
@@ -127,14 +122,14 @@ public:
         settle();
         constexpr std::size_t kinds = 3;  // but steps
         std::vector<span_total> all(kinds * names_.size());
-        for (const span_record& s : spans_) {
-            if (tracks_[s.where].rank != rank || s.kind == span_kind::step) { continue; }
+        each_of(rank, [&](const span_record& s) {
+            if (s.kind == span_kind::step) { return; }
             span_total& total = all[kinds * s.name + static_cast<std::size_t>(s.kind)];
             total.name = names_[s.name];
             total.kind = s.kind;
             total.count += 1;
             total.seconds += seconds(s.end - s.begin);
-        }
+        });
         std::erase_if(all, [](const span_total& total) { return total.count == 0; });
         std::sort(all.begin(), all.end(), [](const span_total& a, const span_total& b) {
             return a.seconds != b.seconds ? a.seconds > b.seconds : a.name < b.name;
@@ -147,9 +142,9 @@ public:
         const std::lock_guard lock(mutex_);
         settle();
         double total = 0;
-        for (const span_record& s : spans_) {
-            if (tracks_[s.where].rank == rank && s.kind == span_kind::wait) { total += seconds(s.end - s.begin); }
-        }
+        each_of(rank, [&](const span_record& s) {
+            if (s.kind == span_kind::wait) { total += seconds(s.end - s.begin); }
+        });
         return total;
     }
 
@@ -159,11 +154,10 @@ public:
         settle();
         std::vector<span_record> marks;
         std::vector<span_record> waits;
-        for (const span_record& s : spans_) {
-            if (tracks_[s.where].rank != rank) { continue; }
+        each_of(rank, [&](const span_record& s) {
             if (s.kind == span_kind::step) { marks.push_back(s); }
             if (s.kind == span_kind::wait) { waits.push_back(s); }
-        }
+        });
         const auto earlier = [](const span_record& a, const span_record& b) { return a.begin < b.begin; };
         std::sort(marks.begin(), marks.end(), earlier);
         std::sort(waits.begin(), waits.end(), earlier);
@@ -185,11 +179,9 @@ public:
         const std::lock_guard lock(mutex_);
         settle();
         std::vector<timed_span> all;
-        for (const span_record& s : spans_) {
-            if (tracks_[s.where].rank == rank) {
-                all.push_back({tracks_[s.where].name, names_[s.name], s.kind, s.begin, s.end});
-            }
-        }
+        each_of(rank, [&](const span_record& s) {
+            all.push_back({tracks_[s.where].name, names_[s.name], s.kind, s.begin, s.end});
+        });
         return all;
     }
 
@@ -223,44 +215,19 @@ public:
     [[nodiscard]] std::string events(deadline since = deadline::min()) const {
         const std::lock_guard lock(mutex_);
         settle();
-        std::string out;
-        out.reserve(128 * (spans_.size() + tracks_.size()));
-        const auto comma = [&] {
-            if (!out.empty()) { out += ",\n"; }
-        };
-        for (track t = 0; t < tracks_.size(); ++t) {
-            comma();
-            out += formatted(R"({{"name":"process_name","ph":"M","pid":{0},"tid":{1},)"
-                             R"("args":{{"name":"rank {0}"}}}},)"
-                             "\n"
-                             R"({{"name":"thread_name","ph":"M","pid":{0},"tid":{1},"args":{{"name":)",
-                             tracks_[t].rank, t);
-            detail::append_json_string(out, tracks_[t].name);
-            out += "}}";
-        }
+        detail::chrome_events all(spans_.size() + tracks_.size());
+        for (track t = 0; t < tracks_.size(); ++t) { all.add_track(tracks_[t].rank, t, tracks_[t].name); }
         for (const span_record& s : spans_) {
             if (s.end < since) { continue; }
-            comma();
-            out += R"({"name":)";
-            detail::append_json_string(out, names_[s.name]);
-            out += formatted(R"(,"cat":"{}","ph":"X","ts":{:.3f},"dur":{:.3f},"pid":{},"tid":{}}})", name_of(s.kind),
-                             1e6 * seconds(s.begin - origin_), 1e6 * seconds(s.end - s.begin), tracks_[s.where].rank,
-                             s.where);
+            all.add_span(tracks_[s.where].rank, s.where, names_[s.name], name_of(s.kind), seconds(s.begin - origin_),
+                         seconds(s.end - s.begin));
         }
-        return out;
+        return std::move(all).take();
     }
 
     /// A whole trace file from the events of one or more processes.
     [[nodiscard]] static std::string document(std::span<const std::string> events) {
-        std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-        bool first = true;
-        for (const std::string& e : events) {
-            if (e.empty()) { continue; }
-            if (!first) { out += ",\n"; }
-            out += e;
-            first = false;
-        }
-        return out + "\n]}\n";
+        return detail::chrome_document(events);
     }
 
     /// This process's spans as a trace file's text.
@@ -270,23 +237,7 @@ public:
     }
 
     /// Writes the trace. Errors: backend_error when the file cannot be written completely.
-    void write(const std::string& path) const {
-        const std::string text = chrome_trace();
-        std::FILE* const file = std::fopen(path.c_str(), "wb");
-        bool complete = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
-        int code = complete ? 0 : errno;
-        if (file != nullptr && std::fclose(file) != 0 && complete) {
-            complete = false;
-            code = errno;
-        }
-        if (!complete) {
-            error_context context;
-            context.operation = "timeline";
-            context.backend_code = code;
-            context.backend_text = std::strerror(code);
-            throw backend_error(formatted("timeline: cannot write '{}': {}", path, context.backend_text), context);
-        }
-    }
+    void write(const std::string& path) const { detail::write_trace(path, chrome_trace()); }
 
     [[nodiscard]] static constexpr std::string_view name_of(span_kind k) noexcept {
         constexpr std::string_view names[] = {"work", "communication", "wait", "step"};
@@ -321,35 +272,19 @@ private:
         } catch (...) { ++dropped_; }
         return true;
     }
+    template <class Visit> void each_of(int rank, Visit visit) const {
+        for (const span_record& s : spans_) {
+            if (tracks_[s.where].rank == rank) { visit(s); }
+        }
+    }
     void settle() const {
         std::erase_if(pending_, [this](const pending_record& p) { return settled(p); });
-    }
-
-    // The number of a name, made at its first use. A sorted list: names are few, and a map costs every includer compile
-    // time.
-    [[nodiscard]] std::uint32_t number_of(std::string_view name) {
-        std::size_t low = 0;
-        for (std::size_t high = sorted_.size(); low < high;) {
-            const std::size_t middle = (low + high) / 2;
-            const int order = names_[sorted_[middle]].compare(name);
-            if (order == 0) { return sorted_[middle]; }
-            if (order < 0) {
-                low = middle + 1;
-            } else {
-                high = middle;
-            }
-        }
-        const auto number = static_cast<std::uint32_t>(names_.size());
-        names_.emplace_back(name);
-        sorted_.insert(sorted_.begin() + static_cast<std::ptrdiff_t>(low), number);
-        return number;
     }
 
     mutable std::mutex mutex_;
     deadline origin_;
     std::vector<track_record> tracks_;
-    std::vector<std::string> names_;     // by number
-    std::vector<std::uint32_t> sorted_;  // numbers in the order of their names
+    detail::name_table names_;
     mutable std::vector<span_record> spans_;
     mutable std::deque<pending_record> pending_;  // settled by whoever looks
     mutable std::size_t dropped_ = 0;

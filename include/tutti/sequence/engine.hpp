@@ -198,7 +198,8 @@ public:
         const view<T, M> there = room_for(out, kept.moved_out, out_width());
         kept.out = there;
         reserve(kept.log_sum_exp, rings_.tokens() * heads().query);
-        rings_.forward(queries(kept.qkv), keys(kept.qkv), values(kept.qkv), heads_of(there), sums(kept));
+        const auto in = parts_of(kept.qkv);
+        rings_.forward(in.query, in.key, in.value, heads_of(there), sums(kept));
         from_attention(there, out, out_width());
         kept.plan = planned_;
     }
@@ -212,8 +213,10 @@ public:
         const view<const T, M> of_out = to_attention(d_out, moved_d_out_, out_width());
         const view<T, M> there = room_for(d_qkv, moved_d_qkv_, qkv_width());
         const token_view<const P, M> logarithms = sums(kept);
-        rings_.backward(heads_of(of_out), queries(kept.qkv), keys(kept.qkv), values(kept.qkv), heads_of(kept.out),
-                        logarithms, queries(there), keys(there), values(there));
+        const auto in = parts_of(kept.qkv);
+        const auto d_in = parts_of(there);
+        rings_.backward(heads_of(of_out), in.query, in.key, in.value, heads_of(kept.out), logarithms, d_in.query,
+                        d_in.key, d_in.value);
         from_attention(there, d_qkv, qkv_width());
     }
 
@@ -226,7 +229,7 @@ private:
             return Route();
         }
     }
-    [[nodiscard]] std::size_t qkv_width() const noexcept { return (heads().query + 2 * heads().kv) * heads().width; }
+    [[nodiscard]] std::size_t qkv_width() const noexcept { return packed_rows<T, M>::width(heads()); }
     [[nodiscard]] std::size_t out_width() const noexcept { return heads().query * heads().width; }
     /// Not where every rank already has what it should: that is so on all ranks, or on none.
     [[nodiscard]] bool moves() const noexcept { return moves_ && !moves_->moves().empty(); }
@@ -279,23 +282,9 @@ private:
         moves_->forward(comm(), kind);
     }
 
-    // Parts of rows in attention.
-    template <class U>
-    [[nodiscard]] token_view<U, M> part(view<U, M> rows_there, std::size_t first_head, std::size_t count) const {
-        const std::size_t skipped = rings_.tokens() == 0 ? 0 : first_head * heads().width;
-        return {rows_there.sub(skipped, rows_there.size() - skipped),
-                rings_.tokens(),
-                count,
-                heads().width,
-                qkv_width(),
-                heads().width};
-    }
-    template <class U> [[nodiscard]] token_view<U, M> queries(view<U, M> v) const { return part(v, 0, heads().query); }
-    template <class U> [[nodiscard]] token_view<U, M> keys(view<U, M> v) const {
-        return part(v, heads().query, heads().kv);
-    }
-    template <class U> [[nodiscard]] token_view<U, M> values(view<U, M> v) const {
-        return part(v, heads().query + heads().kv, heads().kv);
+    // Rows in attention.
+    template <class U> [[nodiscard]] packed_rows<U, M> parts_of(view<U, M> v) const {
+        return {v, rings_.tokens(), heads()};
     }
     template <class U> [[nodiscard]] token_view<U, M> heads_of(view<U, M> v) const {
         return {v, rings_.tokens(), heads().query, heads().width};

@@ -1,4 +1,5 @@
-// token_view: tokens x heads x width numbers with strides, the shape in which attention takes and gives its data.
+// token_view: tokens x heads x width numbers with strides, the shape in which attention takes and gives its data; and
+// packed_rows, the parts of rows that hold queries, keys and values side by side.
 // Needs core/view.
 #pragma once
 
@@ -95,5 +96,27 @@ template <class T, memory M>
 [[nodiscard]] token_view<T, M> numbers_by_head(view<T, M> all, std::size_t tokens, std::size_t heads) {
     return token_view<T, M>(all, tokens, heads, 1, 1, tokens);
 }
+
+/// Queries, keys and values of tokens, of which each has a row of [query heads | kv heads | kv heads] * width numbers.
+template <class T, memory M> struct packed_rows {
+    token_view<T, M> query, key, value;
+
+    packed_rows(view<T, M> all, std::size_t tokens, attention_heads h)
+        : query(part(all, tokens, h, 0, h.query))
+        , key(part(all, tokens, h, h.query, h.kv))
+        , value(part(all, tokens, h, h.query + h.kv, h.kv)) {}
+
+    /// Numbers of a row.
+    [[nodiscard]] static constexpr std::size_t width(attention_heads h) noexcept {
+        return (h.query + 2 * h.kv) * h.width;
+    }
+
+private:
+    static token_view<T, M> part(view<T, M> all, std::size_t tokens, attention_heads h, std::size_t first,
+                                 std::size_t count) {
+        const std::size_t skipped = tokens == 0 ? 0 : first * h.width;
+        return {all.sub(skipped, all.size() - skipped), tokens, count, h.width, width(h), h.width};
+    }
+};
 
 }  // namespace tutti::sequence

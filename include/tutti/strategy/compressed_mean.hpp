@@ -3,41 +3,31 @@
 // Vectors, and tensors whose wire would not be much smaller than themselves, go as they are.
 #pragma once
 
-#include <cmath>        // isfinite
-#include <concepts>     // copyable, same_as
-#include <cstddef>      // size_t
-#include <cstdint>      // seeds, steps
-#include <memory>       // what work on the lane shares with the strategy
-#include <optional>     // residuals
-#include <span>         // levels
-#include <string>       // descriptions
-#include <type_traits>  // decay
-#include <utility>      // move
-#include <vector>       // segments
+#include <cmath>     // isfinite
+#include <concepts>  // copyable, same_as
+#include <cstddef>   // size_t
+#include <cstdint>   // seeds
+#include <optional>  // options that may be off
+#include <span>      // segments
+#include <string>    // descriptions
+#include <vector>    // segments
 
-#include <tutti/comm/communicator.hpp>           // communicator
-#include <tutti/comm/node_groups.hpp>            // split_inside, split_across
-#include <tutti/comm/topology.hpp>               // stated network, nodes
-#include <tutti/compress/all_reduce.hpp>         // all_reduce, make_state
-#include <tutti/compress/compressor.hpp>         // segment
-#include <tutti/compress/dense.hpp>              // dense_level
-#include <tutti/compress/error_feedback.hpp>     // residuals
-#include <tutti/compress/gain.hpp>               // whether it pays
-#include <tutti/compress/hierarchical.hpp>       // all_reduce between nodes
-#include <tutti/compress/matrix.hpp>             // which tensors are compressed
-#include <tutti/compress/momentum_feedback.hpp>  // momentum
-#include <tutti/core/buffer.hpp>                 // the step count as memory
-#include <tutti/core/detail/detour.hpp>          // between two queues
-#include <tutti/core/element.hpp>                // dtype_of
-#include <tutti/core/elementwise.hpp>            // fill
-#include <tutti/core/error.hpp>                  // usage_error
-#include <tutti/core/run.hpp>                    // fetch
-#include <tutti/core/state.hpp>                  // state_entry
-#include <tutti/core/text.hpp>                   // formatted
-#include <tutti/schedule/bucket.hpp>             // bucket_plan
-#include <tutti/schedule/lane.hpp>               // lane_options
-#include <tutti/strategy/gradient_exchange.hpp>  // gradient_exchange
-#include <tutti/strategy/strategy.hpp>           // parameters
+#include <tutti/comm/communicator.hpp>                      // communicator
+#include <tutti/comm/node_groups.hpp>                       // expect_equal_nodes
+#include <tutti/comm/topology.hpp>                          // stated network, nodes
+#include <tutti/compress/compressor.hpp>                    // segment
+#include <tutti/compress/dense.hpp>                         // dense_level
+#include <tutti/compress/gain.hpp>                          // whether it pays
+#include <tutti/compress/matrix.hpp>                        // which tensors are compressed
+#include <tutti/compress/momentum_feedback.hpp>             // momentum_options
+#include <tutti/core/element.hpp>                           // dtype_of
+#include <tutti/core/error.hpp>                             // usage_error
+#include <tutti/core/text.hpp>                              // formatted
+#include <tutti/schedule/bucket.hpp>                        // bucket_plan
+#include <tutti/schedule/lane.hpp>                          // lane_options
+#include <tutti/strategy/detail/compressed_mean_state.hpp>  // what changes
+#include <tutti/strategy/gradient_exchange.hpp>             // gradient_exchange
+#include <tutti/strategy/strategy.hpp>                      // parameters
 
 namespace tutti::strategy {
 
@@ -81,181 +71,8 @@ template <std::copyable Compressor> struct compressed_mean {
     std::optional<stated_network> network{};  ///< of the ranks that average; without one the user has decided
     std::optional<comm::topology> nodes{};    ///< likewise; all of one size
 
-    template <communicator C, floating_element T> class state_type {
-        using Q = queue_of<C>;
-        using M = memory_of<C>;
-        using segments = std::vector<compress::segment>;
-        using compressor_state = std::decay_t<decltype(compress::make_state(
-            std::declval<const Compressor&>(), std::declval<Q>(), std::declval<compress::layout>()))>;
-
-        struct node_links {
-            C inside;  // the ranks of this node
-            C across;  // those of this rank's place, on all nodes
-        };
-        // What work on the lane shares with the strategy. Its address stays when the strategy moves.
-        struct shared {
-            Compressor compressor;
-            compressor_state state;
-            compress::residuals<Q> lost;
-            std::optional<compress::momentum_feedback<Q>> momentum;  ///< in place of `lost`
-            std::optional<node_links> links;
-
-            void all_reduce(C& c, compress::layout all, view<T, M> flat, const compress::draw_key& key) {
-                if constexpr (goes_by_node<C, T>) {
-                    if (links) {
-                        const tutti::detail::detour there(c.queue(), links->inside.queue());
-                        compress::all_reduce(links->inside, links->across, compressor, state, all, flat, flat,
-                                             lost.view(), key, mean{});
-                        return;
-                    }
-                }
-                compress::all_reduce(c, compressor, state, all, flat, flat, lost.view(), key, mean{});
-            }
-        };
-        std::shared_ptr<shared> shared_;
-        std::vector<std::shared_ptr<const segments>> of_bucket_;
-        std::vector<compress::segment> tensors_;  // of the whole model, by parameter
-        schedule::bucket_plan plan_;
-        buffer<std::uint64_t, Q> counter_;  // steps_ as memory
-        buffer<double, Q> kept_rate_;       // rate_ likewise, if it matters
-        buffer<double, Q> kept_scale_;      // scale_ likewise
-        std::vector<state_entry<M>> entries_;
-        Q queue_;
-        std::uint64_t seed_;
-        std::uint64_t steps_ = 0;
-        std::uint32_t rank_;
-        int largest_;
-        bool feedback_, rescale_;
-        double rate_ = 0, scale_ = 1;
-
-    public:
-        state_type(const compressed_mean& own, C& comm, const parameters<T, M>& list, const schedule::bucket_plan& plan)
-            : tensors_(own.segments_of(list, plan))
-            , plan_(plan)
-            , counter_(comm.queue(), 1)
-            , kept_rate_(comm.queue(), own.rescale ? 1 : 0)
-            , kept_scale_(comm.queue(), 1)
-            , queue_(comm.queue())
-            , seed_(own.seed)
-            , rank_(static_cast<std::uint32_t>(comm.rank()))
-            , largest_(own.largest())
-            , feedback_(own.feedback)
-            , rescale_(own.rescale) {
-            const Q& q = queue_;
-            segments largest;
-            for (compress::segment s : tensors_) {
-                if (s.level == compress::dense_level) { continue; }
-                s.level = largest_;
-                largest.push_back(s);
-            }
-            const bool kept = feedback_ && !own.momentum;
-            shared_ = std::make_shared<shared>(shared{own.compressor,
-                                                      compress::make_state(own.compressor, q, largest),
-                                                      compress::residuals<Q>(q, kept ? plan.elements : 0),
-                                                      {},
-                                                      {}});
-            if (own.goes_between_nodes()) {
-                C inside = comm::split_inside(comm, *own.nodes);
-                C across = comm::split_across(comm, *own.nodes);
-                shared_->links = node_links{std::move(inside), std::move(across)};
-            }
-            if (own.momentum) { shared_->momentum.emplace(q, plan.elements, *own.momentum); }
-            fill(q, counter_.view(), std::uint64_t{0});
-            for (const auto& e : shared_->state.entries()) { entries_.push_back(e); }
-            if (kept) {
-                for (const auto& e : shared_->lost.entries()) { entries_.push_back(e); }
-            }
-            if (own.momentum) {
-                for (const auto& e : shared_->momentum->entries()) { entries_.push_back(e); }
-            }
-            entries_.push_back(state_of("exchange/steps", counter_.view(), ownership::replicated));
-            if (rescale_) {
-                fill(q, kept_rate_.view(), rate_);
-                entries_.push_back(state_of("exchange/rate", kept_rate_.view(), ownership::replicated));
-            }
-            fill(q, kept_scale_.view(), scale_);
-            entries_.push_back(state_of("exchange/loss_scale", kept_scale_.view(), ownership::replicated));
-            regroup();
-        }
-
-        void begin(double rate, double loss_scale) {
-            if (loss_scale != scale_) {
-                const double factor = loss_scale / scale_;
-                shared_->momentum ? shared_->momentum->rescale(queue_, factor) : shared_->lost.rescale(factor);
-                scale_ = loss_scale;
-                fill(queue_, kept_scale_.view(), scale_);
-            }
-            if (rescale_ && feedback_ && rate > 0) {
-                if (rate_ > 0 && rate != rate_) { shared_->lost.rescale(rate_ / rate); }
-                rate_ = rate;
-                fill(queue_, kept_rate_.view(), rate_);
-            }
-            ++steps_;
-            fill(queue_, counter_.view(), steps_);
-        }
-        [[nodiscard]] auto average(std::size_t b, view<T, M> flat) const {
-            const compress::draw_key key{seed_, static_cast<std::uint32_t>(steps_), rank_};
-            return [own = shared_, all = of_bucket_[b], flat, key, first = plan_.buckets[b].offset,
-                    size = plan_.buckets[b].size](C& c) {
-                if constexpr (std::same_as<T, float>) {
-                    if (own->momentum) {
-                        own->momentum->add_part(c.queue(), flat.sub(first, size), first);
-                        compress::all_reduce(c, own->compressor, own->state, compress::layout(*all),
-                                             own->momentum->in(), flat, own->momentum->residual(), key, mean{});
-                        own->momentum->sent(c.queue(), compress::layout(*all));
-                        return;
-                    }
-                }
-                own->all_reduce(c, compress::layout(*all), flat, key);
-            };
-        }
-        void flush() const noexcept {}
-        [[nodiscard]] std::span<const state_entry<M>> entries() const noexcept { return entries_; }
-        void restored() {
-            shared_->state.restored();
-            steps_ = fetch(queue_, view<const std::uint64_t, M>(counter_.view()), steps_);
-            if (rescale_) { rate_ = fetch(queue_, view<const double, M>(kept_rate_.view()), rate_); }
-            scale_ = fetch(queue_, view<const double, M>(kept_scale_.view()), scale_);
-        }
-
-        /// What gradients of the step that has begun are multiplied by.
-        [[nodiscard]] double loss_scale() const noexcept { return scale_; }
-        /// Steps that have begun.
-        [[nodiscard]] std::uint64_t steps() const noexcept { return steps_; }
-        /// What this rank owes, flat like the gradients; empty without feedback.
-        [[nodiscard]] view<float, M> owed() const noexcept {
-            return shared_->momentum ? shared_->momentum->residual() : shared_->lost.view();
-        }
-        /// By parameter: the whole tensor as it is sent, at its level.
-        [[nodiscard]] std::span<const compress::segment> tensors() const noexcept { return tensors_; }
-        /// New levels, by parameter, equal on all ranks; between steps. compress::dense_level for tensors that are not
-        /// compressed, and for no other. Errors: usage_error naming the parameter.
-        void set_levels(std::span<const int> levels) {
-            if (levels.size() != tensors_.size()) {
-                throw usage_error(formatted("set_levels: {} levels for {} tensors", levels.size(), tensors_.size()));
-            }
-            for (std::size_t i = 0; i < levels.size(); ++i) {
-                const bool dense = tensors_[i].level == compress::dense_level;
-                if (dense ? levels[i] != compress::dense_level : levels[i] < 1 || levels[i] > largest_) {
-                    throw usage_error(
-                        formatted("set_levels: level {} for tensor {}, which {}", levels[i], i,
-                                  dense ? std::string("is not compressed") : formatted("has 1 to {}", largest_)));
-                }
-            }
-            for (std::size_t i = 0; i < levels.size(); ++i) { tensors_[i].level = levels[i]; }
-            regroup();
-        }
-
-    private:
-        void regroup() {
-            of_bucket_.clear();
-            for (const schedule::bucket& b : plan_.buckets) {
-                const auto first = tensors_.begin() + static_cast<std::ptrdiff_t>(b.first);
-                of_bucket_.push_back(
-                    std::make_shared<const segments>(first, first + static_cast<std::ptrdiff_t>(b.count)));
-            }
-        }
-    };
+    template <communicator C, floating_element T>
+    using state_type = detail::compressed_mean_state<compressed_mean, C, T>;
 
     void validate() const {
         if (level < 1) {
@@ -321,11 +138,15 @@ template <std::copyable Compressor> struct compressed_mean {
                                         network->links.ranks(), comm.name(), comm.size()));
         }
         if (nodes) { comm::expect_nodes_of(comm, *nodes, "compressed mean"); }
-        if (goes_between_nodes() && !goes_by_node<C, T>) {
+        if (goes_between_nodes() && !detail::goes_by_node<Compressor, C, T>) {
             throw usage_error(formatted("compressed mean: '{}' cannot average inside nodes", comm.name()));
         }
-        return state_type<C, T>(*this, comm, list, plan);
+        return state_type<C, T>(*this, comm, segments_of(list, plan), plan);
     }
+    /// The largest level that set_levels may give.
+    [[nodiscard]] int largest() const noexcept { return largest_level == 0 ? level : largest_level; }
+    /// Are gradients averaged as they are inside nodes?
+    [[nodiscard]] bool goes_between_nodes() const { return nodes && nodes->has_two_levels(); }
     /// Of the wire of a whole tensor at its level.
     [[nodiscard]] std::size_t bytes_of(const compress::segment& s) const {
         if constexpr (requires { compressor.wire_bytes(s); }) {
@@ -339,13 +160,6 @@ template <std::copyable Compressor> struct compressed_mean {
 
 private:
     static constexpr bool sends_elements = requires(const compress::segment& s) { Compressor::kept(s); };
-
-    template <class C, class T>
-    static constexpr bool goes_by_node =
-        compress::reducible_by<Compressor, C, T>&& comm::can_reduce_scatter<C, T, mean>&& comm::can_all_gather<C, T>;
-
-    [[nodiscard]] int largest() const noexcept { return largest_level == 0 ? level : largest_level; }
-    [[nodiscard]] bool goes_between_nodes() const { return nodes && nodes->has_two_levels(); }
 
     static void leave_as_it_is(compress::segment& s) noexcept {
         s.level = compress::dense_level;

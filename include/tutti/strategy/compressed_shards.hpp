@@ -9,33 +9,32 @@
 #include <cstddef>      // size_t, byte
 #include <cstdint>      // seeds, passes
 #include <memory>       // shared with work in flight
+#include <optional>     // counts
 #include <span>         // state
 #include <string>       // descriptions
 #include <string_view>  // names
 #include <utility>      // move
 #include <vector>       // buckets
 
-#include <tutti/comm/communicator.hpp>           // can_all_to_all
-#include <tutti/compress/all_gather.hpp>         // values
-#include <tutti/compress/compressor.hpp>         // segment
-#include <tutti/compress/dense_or.hpp>           // vectors
-#include <tutti/compress/error_feedback.hpp>     // residuals
-#include <tutti/compress/matrix.hpp>             // which tensors are compressed
-#include <tutti/compress/quantize.hpp>           // what is used unless said otherwise
-#include <tutti/compress/reduce_scatter.hpp>     // gradients
-#include <tutti/compress/shards.hpp>             // shards
-#include <tutti/core/buffer.hpp>                 // counts as memory
-#include <tutti/core/element.hpp>                // master_t
-#include <tutti/core/elementwise.hpp>            // fill
-#include <tutti/core/error.hpp>                  // usage_error
-#include <tutti/core/reduce_op.hpp>              // mean
-#include <tutti/core/run.hpp>                    // fetch
-#include <tutti/core/state.hpp>                  // state_entry
-#include <tutti/core/text.hpp>                   // formatted
-#include <tutti/schedule/bucket.hpp>             // bucket_plan
-#include <tutti/strategy/detail/shard_plan.hpp>  // shard_plan
-#include <tutti/strategy/shard_exchange.hpp>     // plain_shards
-#include <tutti/strategy/strategy.hpp>           // parameters
+#include <tutti/comm/communicator.hpp>            // can_all_to_all
+#include <tutti/compress/all_gather.hpp>          // values
+#include <tutti/compress/compressor.hpp>          // segment
+#include <tutti/compress/dense_or.hpp>            // vectors
+#include <tutti/compress/error_feedback.hpp>      // residuals
+#include <tutti/compress/matrix.hpp>              // which tensors are compressed
+#include <tutti/compress/quantize.hpp>            // what is used unless said otherwise
+#include <tutti/compress/reduce_scatter.hpp>      // gradients
+#include <tutti/compress/shards.hpp>              // shards
+#include <tutti/core/element.hpp>                 // master_t
+#include <tutti/core/error.hpp>                   // usage_error
+#include <tutti/core/reduce_op.hpp>               // mean
+#include <tutti/core/state.hpp>                   // state_entry
+#include <tutti/core/text.hpp>                    // formatted
+#include <tutti/schedule/bucket.hpp>              // bucket_plan
+#include <tutti/strategy/detail/kept_number.hpp>  // counts
+#include <tutti/strategy/detail/shard_plan.hpp>   // shard_plan
+#include <tutti/strategy/shard_exchange.hpp>      // plain_shards
+#include <tutti/strategy/strategy.hpp>            // parameters
 
 namespace tutti::strategy {
 
@@ -98,13 +97,10 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
         std::shared_ptr<const by_bucket> gradient_parts_;
         std::shared_ptr<const by_bucket> value_parts_;
         compress::residuals<Q> lost_;
-        buffer<std::uint64_t, Q> counter_;  // passes_ as memory
-        buffer<double, Q> kept_scale_;      // scale_ likewise
+        std::optional<detail::kept_number<std::uint64_t, Q>> passes_;  // where gradients are compressed
+        std::optional<detail::kept_number<double, Q>> scale_;          // likewise
         std::vector<state_entry<M>> entries_;
-        Q queue_;
         std::uint32_t rank_;
-        std::uint64_t passes_ = 0;
-        double scale_ = 1;
 
     public:
         static constexpr bool gathers_masters = compresses_values;
@@ -113,16 +109,14 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
             : own_(own)
             , plain_(comm, plan)
             , lost_(comm.queue(), own.feedback ? plan.elements : 0, "exchange/residual")
-            , counter_(comm.queue(), compresses_gradients ? 1 : 0)
-            , kept_scale_(comm.queue(), compresses_gradients ? 1 : 0)
-            , queue_(comm.queue())
             , rank_(static_cast<std::uint32_t>(comm.rank())) {
             if constexpr (compresses_gradients) {
                 gradient_parts_ = parts_of(own.gradients, own.gradient_level, 0, list);
-                keep_counts();
+                passes_.emplace(comm.queue(), 0);
+                scale_.emplace(comm.queue(), 1);
                 if (own.feedback) { entries_.push_back(lost_.entries().front()); }
-                entries_.push_back(state_of("exchange/passes", counter_.view()));
-                entries_.push_back(state_of("exchange/loss_scale", kept_scale_.view()));
+                entries_.push_back(passes_->entry("exchange/passes", ownership::local));
+                entries_.push_back(scale_->entry("exchange/loss_scale", ownership::local));
             }
             if constexpr (compresses_values) {
                 value_parts_ = parts_of(own.values, own.value_level, std::uint32_t{1} << 31, list);
@@ -135,10 +129,10 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
 
         void begin(const micro_batch& m) {
             if constexpr (compresses_gradients) {
-                if (own_.feedback && m.loss_scale != scale_) { lost_.rescale(m.loss_scale / scale_); }
-                scale_ = m.loss_scale;
-                ++passes_;
-                keep_counts();
+                const double before = scale_->value();
+                if (own_.feedback && m.loss_scale != before) { lost_.rescale(m.loss_scale / before); }
+                scale_->set(m.loss_scale);
+                passes_->set(passes_->value() + 1);
             }
         }
         [[nodiscard]] auto reduce(std::size_t b) const {
@@ -146,7 +140,7 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
                 const schedule::bucket& at = plan()->bucket(b);
                 const auto lost = own_.feedback ? lost_.view().sub(at.offset, at.size) : view<float, M>();
                 return [x = compress::dense_or(own_.gradients), parts = gradient_parts_, b, lost,
-                        key = key_of(passes_)](C& c, view<T, M> whole, view<T, M> mine) {
+                        key = key_of(passes_->value())](C& c, view<T, M> whole, view<T, M> mine) {
                     compress::reduce_scatter(c, x, (*parts)[b], whole, mine, lost, key, mean{});
                 };
             } else {
@@ -168,8 +162,8 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
         [[nodiscard]] std::span<const state_entry<M>> entries() const noexcept { return entries_; }
         void restored() {
             if constexpr (compresses_gradients) {
-                passes_ = fetch(queue_, view<const std::uint64_t, M>(counter_.view()), passes_);
-                scale_ = fetch(queue_, view<const double, M>(kept_scale_.view()), scale_);
+                passes_->restored();
+                scale_->restored();
             }
         }
 
@@ -187,10 +181,6 @@ requires(std::copyable<Gradients>&& std::copyable<Values>) struct compressed_sha
     private:
         [[nodiscard]] compress::draw_key key_of(std::uint64_t time) const noexcept {
             return {own_.seed, static_cast<std::uint32_t>(time), rank_};
-        }
-        void keep_counts() {
-            fill(queue_, counter_.view(), passes_);
-            fill(queue_, kept_scale_.view(), scale_);
         }
         /// What each rank owns of each tensor of each bucket. Segments are tensors from `tensor` on.
         template <class Scheme>

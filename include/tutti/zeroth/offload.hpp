@@ -8,46 +8,30 @@
 #include <cstddef>      // size_t
 #include <cstdint>      // hashes
 #include <exception>    // uncaught_exceptions
-#include <limits>       // normalizers
+#include <optional>     // the last update
 #include <span>         // probes, weights
 #include <string_view>  // texts
 #include <utility>      // move
-#include <vector>       // weights
+#include <vector>       // residents
 
-#include <tutti/core/buffer.hpp>               // buffer
-#include <tutti/core/error.hpp>                // usage_error
-#include <tutti/core/run.hpp>                  // fetch
-#include <tutti/core/state.hpp>                // hash_bytes
-#include <tutti/core/text.hpp>                 // formatted
-#include <tutti/schedule/span.hpp>             // scoped_span
-#include <tutti/zeroth/block_store.hpp>        // block_store
-#include <tutti/zeroth/detail/slot_ring.hpp>   // slot_ring
-#include <tutti/zeroth/perturbation.hpp>       // perturb
-#include <tutti/zeroth/probe.hpp>              // probe, loss_value
-#include <tutti/zeroth/slice.hpp>              // whole
-#include <tutti/zeroth/transfer_counters.hpp>  // transfer_counters
-#include <tutti/zeroth/update_log.hpp>         // update_log
+#include <tutti/core/buffer.hpp>                  // buffer
+#include <tutti/core/deadline.hpp>                // after
+#include <tutti/core/error.hpp>                   // usage_error
+#include <tutti/core/partition.hpp>               // part
+#include <tutti/core/state.hpp>                   // hash_seed
+#include <tutti/core/text.hpp>                    // formatted
+#include <tutti/schedule/timeline.hpp>            // timeline
+#include <tutti/zeroth/block_model.hpp>           // block_model
+#include <tutti/zeroth/block_store.hpp>           // block_store
+#include <tutti/zeroth/detail/module_runner.hpp>  // module_runner
+#include <tutti/zeroth/detail/slot_ring.hpp>      // slot_ring
+#include <tutti/zeroth/perturbation.hpp>          // apply_updates
+#include <tutti/zeroth/probe.hpp>                 // probe, loss_value
+#include <tutti/zeroth/slice.hpp>                 // whole
+#include <tutti/zeroth/transfer_counters.hpp>     // transfer_counters
+#include <tutti/zeroth/update_log.hpp>            // update_log
 
 namespace tutti::zeroth {
-
-/// One view for each tensor of a module, in the order in which its shape lists them. The list itself lives as long as
-/// the call, what it refers to until the queue has got there.
-template <class T, memory M> using module_weights = std::span<const view<const T, M>>;
-
-/// A model that runs module by module on a queue.
-///
-/// Semantics  a pass calls head, all blocks in order and tail, each once for every branch; `branch` counts the probes of
-///            the pass from 0, and the model keeps activations of each, all of one micro-batch: `branches_of` says of how
-///            many where `replicated` makes the steps. Calls only enqueue.
-///            `tail` leaves two numbers in `loss`: the mean loss, and by what it is to be weighted beside other
-///            micro-batches and ranks (the tokens that counted). Losses are computed in float or wider.
-template <class F, class Q, class T>
-concept block_model = queue<Q> && requires(F& f, Q q, module_weights<T, typename Q::memory_type> w, std::size_t number,
-                                           view<double, typename Q::memory_type> loss) {
-    f.head(q, w, number, number);           // weights, branch, micro_batch
-    f.block(q, number, w, number, number);  // block, weights, branch, micro_batch
-    f.tail(q, w, number, number, loss);
-};
 
 struct offload_options {
     std::size_t slot_count = 3;        ///< blocks on the device that arrive, are in use, or leave
@@ -87,20 +71,16 @@ template <queue Q, floating_element T, block_model<Q, T> Model, class Exchange =
     using ring = detail::slot_ring<T, Q, Exchange>;
 
     Q q_;
-    Model& model_;
     block_store<T, Q>& store_;
     offload_options options_;
     update_log log_;
     std::vector<buffer<T, Q>> residents_;  // by module; empty where it travels
-    buffer<T, Q> scratch_;
-    buffer<double, Q> losses_;
-    std::vector<view<const T, M>> weights_;  // of the module that runs
-    schedule::timeline::track track_ = 0;
-    std::optional<direction> last_;  // of the last update
-    bool unsaved_ = false;           // residents have updates that their store lacks
+    std::optional<direction> last_;        // of the last update
+    bool unsaved_ = false;                 // residents have updates that their store lacks
     bool failed_ = false;
     int exceptions_ = std::uncaught_exceptions();
     ring ring_;
+    detail::module_runner<T, Q, Model> runner_;
 
 public:
     using value_type = T;
@@ -108,22 +88,20 @@ public:
 
     offload(Q q, Model& model, block_store<T, Q>& store, offload_options options = {}, Exchange exchange = Exchange{})
         : q_(std::move(q))
-        , model_(model)
         , store_(store)
         , options_(options)
         , log_(store.layout().modules() + (store.renewing() == nullptr ? 0 : options.blocks_resident + 2))
         , residents_(store.layout().modules())
         , ring_(q_, store, log_, checked(std::move(exchange), store), travelers(store.layout(), options),
                 options.slot_count, options.write_back_every, options.prefetch, options.piece,
-                {.trace = options.trace, .trace_rank = options.trace_rank, .consumer = "compute"}) {
+                {.trace = options.trace, .trace_rank = options.trace_rank, .consumer = "compute"})
+        , runner_(q_, model, store.layout(), residents_, options.trace, options.trace_rank) {
         const model_layout& layout = store_.layout();
         for (std::size_t m = 0; m < layout.modules(); ++m) {
             if (!resident(m)) { continue; }
             residents_[m] = buffer<T, Q>(q_, layout.size(m));
             ring_.load(m, residents_[m].view());
         }
-        scratch_ = buffer<T, Q>(q_, layout.largest_copy());
-        if (options_.trace != nullptr) { track_ = options_.trace->track_of(options_.trace_rank, "compute"); }
     }
     offload(const offload&) = delete;
     offload& operator=(const offload&) = delete;
@@ -131,7 +109,7 @@ public:
         if (failed_ || std::uncaught_exceptions() > exceptions_) { return; }
         try {
             flush();
-        } catch (...) {}  // the lanes below end what is in flight
+        } catch (...) {}  // the ring's lanes end what is in flight
     }
 
     /// Collective with `sliced`. `out` gets one loss for each probe.
@@ -146,15 +124,10 @@ public:
         log_.trim();
         if (probes.front().scale != 0) { expect_kind("evaluate", probes.front().z.kind); }
         guarded([&] {
-            const schedule::scoped_span<Q> step(options_.trace, track_, "step", q_, schedule::span_kind::step);
-            if (losses_.size() < 2 * probes.size()) { losses_ = buffer<double, Q>(q_, 2 * probes.size()); }
+            const auto step = runner_.begin(probes.size());
             ring_.begin(false);
             for (std::size_t m = 0; m < store_.layout().modules(); ++m) { visit(m, probes, micro_batch); }
-            for (std::size_t b = 0; b < probes.size(); ++b) {
-                const view<double, M> cells = losses_.view().sub(2 * b, 2);
-                out[b].mean = fetch(q_, cells.sub(0, 1), 0.0);
-                out[b].normalizer = counted(fetch(q_, cells.sub(1, 1), 1.0));
-            }
+            for (std::size_t b = 0; b < probes.size(); ++b) { out[b] = runner_.loss(b); }
         });
     }
 
@@ -242,12 +215,6 @@ private:
         }
         return e;
     }
-    [[nodiscard]] static std::uint32_t counted(double terms) {
-        if (!(terms >= 0 && terms <= std::numeric_limits<std::uint32_t>::max())) {
-            throw usage_error(formatted("evaluate: the model says that its loss is of {} terms", terms));
-        }
-        return static_cast<std::uint32_t>(terms);
-    }
     void usable() const {
         if (failed_) { throw usage_error("offload: used after an error"); }
     }
@@ -278,34 +245,25 @@ private:
     // Brings a module's weights up to date and, for each probe, makes the copy and runs the module on it. The slot is
     // free as soon as the last copy has been made: the model reads copies alone, unless a probe has a scale of 0.
     void visit(std::size_t m, std::span<const probe> probes, std::size_t micro_batch) {
-        const bool stays_here = resident(m);
-        typename ring::arrival at{m, 0, residents_[m].view()};
-        if (!stays_here) {
-            at = ring_.arrive();
-        } else if (store_.updates() && log_.steps_behind(m) != 0) {
-            ring_.load(m, at.weights, log_.pending(m));
-            log_.applied(m);
-        } else if (ring_.renewal_due(m, masters_of(m))) {
-            ring_.load(m, at.weights, log_.pending(masters_of(m)));
-            log_.applied(masters_of(m));
-            log_.applied(m);
-        }
-        const bool updated_before = store_.updates() || (Exchange::gathers && !stays_here);
+        const bool travels = !resident(m);
+        typename ring::arrival at = travels ? ring_.arrive() : typename ring::arrival{m, 0, residents_[m].view()};
+        if (!travels) { renew_resident(m); }
+        const bool updated_before = store_.updates() || (Exchange::gathers && travels);
         const std::span<const pending_update> updates = updated_before ? std::span<const pending_update>()
-                                                        : stays_here   ? log_.pending(m)
-                                                                       : ring_.lacking(m);
+                                                        : travels      ? ring_.lacking(m)
+                                                                       : log_.pending(m);
         // What comes is updated as it comes, and the first probe's copy is made of it in the same pass over memory.
         const bool copied_first = !probes.empty() && probes[0].scale != 0;
         const auto bring_up_to_date = [&](part p, std::span<const tensor_slice> slices) {
             if (copied_first) {
-                copy_perturbed(at.weights, p, slices, updates, probes[0]);
+                runner_.copy(at.weights, p, slices, updates, probes[0]);
             } else if (!updates.empty()) {
                 apply_updates(q_, at.weights.sub(p.first, p.count), slices, updates);
             }
         };
         const part all{0, at.weights.size()};
         const std::span<const tensor_slice> slices = store_.layout().slices(m);
-        if (!stays_here) {
+        if (travels) {
             ring_.each_piece(at, bring_up_to_date);
         } else {
             bring_up_to_date(all, slices);
@@ -315,55 +273,28 @@ private:
             }
         }
         for (std::size_t b = 0; b < probes.size(); ++b) {
-            const bool copied = probes[b].scale != 0;
-            if (copied && b != 0) { copy_perturbed(at.weights, all, slices, {}, probes[b]); }
-            if (copied) { copy_tied(m, probes[b]); }
             const bool last = b + 1 == probes.size();
-            if (last && copied && !stays_here) { ring_.release(); }
-            run_module(m, at.weights, copied, b, micro_batch);
-            if (last && !copied && !stays_here) { ring_.release(); }
-        }
-        if (probes.empty() && !stays_here) { ring_.release(); }
-    }
-    // Part p of a module's copy.
-    void copy_perturbed(view<T, M> all, part p, std::span<const tensor_slice> slices,
-                        std::span<const pending_update> updates, const probe& by) {
-        const view<T, M> weights = all.sub(p.first, p.count);
-        const view<T, M> copy = scratch_.view().sub(p.first, p.count);
-        if (updates.empty()) {
-            perturb(q_, view<const T, M>(weights), copy, slices, by.z, by.scale);
-        } else {
-            update_then_perturb(q_, weights, copy, slices, updates, by.z, by.scale);
-        }
-    }
-    // What the tail shares with the head, which has brought it up to date in this pass.
-    void copy_tied(std::size_t m, const probe& by) {
-        for (const tensor_place& tied : store_.layout().places(m)) {
-            if (tied.owner == m) { continue; }
-            const view<const T, M> in = residents_[tied.owner].view().sub(tied.at.offset, tied.at.count);
-            perturb(q_, in, scratch_.view().sub(tied.copied, tied.at.count), {&tied.alone, 1}, by.z, by.scale);
-        }
-    }
-    void run_module(std::size_t m, view<const T, M> weights, bool copied, std::size_t branch, std::size_t micro_batch) {
-        const model_layout& layout = store_.layout();
-        weights_.clear();
-        for (const tensor_place& p : layout.places(m)) {
-            if (copied) {
-                weights_.push_back(scratch_.view().sub(p.copied, p.at.count));
-            } else {
-                const view<const T, M> from = p.owner == m ? weights : residents_[p.owner].view();
-                weights_.push_back(from.sub(p.at.offset, p.at.count));
+            if (probes[b].scale == 0) {
+                runner_.run_weights(m, at.weights, b, micro_batch);
+                if (last && travels) { ring_.release(); }
+                continue;
             }
+            if (b != 0) { runner_.copy(at.weights, all, slices, {}, probes[b]); }
+            runner_.copy_tied(m, probes[b]);
+            if (last && travels) { ring_.release(); }
+            runner_.run_copy(m, b, micro_batch);
         }
-        const bool first = m == 0;
-        const bool last = m == layout.tail();
-        const schedule::scoped_span<Q> running(options_.trace, track_, first ? "head" : last ? "tail" : "block", q_);
-        if (first) {
-            model_.head(q_, weights_, branch, micro_batch);
-        } else if (last) {
-            model_.tail(q_, weights_, branch, micro_batch, losses_.view().sub(2 * branch, 2));
-        } else {
-            model_.block(q_, m - 1, weights_, branch, micro_batch);
+        if (probes.empty() && travels) { ring_.release(); }
+    }
+    // A module that stays takes its updates from the store where that has masters.
+    void renew_resident(std::size_t m) {
+        if (store_.updates() && log_.steps_behind(m) != 0) {
+            ring_.load(m, residents_[m].view(), log_.pending(m));
+            log_.applied(m);
+        } else if (ring_.renewal_due(m, masters_of(m))) {
+            ring_.load(m, residents_[m].view(), log_.pending(masters_of(m)));
+            log_.applied(masters_of(m));
+            log_.applied(m);
         }
     }
 };

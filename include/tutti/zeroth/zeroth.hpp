@@ -14,6 +14,7 @@
 #include <tutti/zeroth/probe.hpp>
 
 // weights on the host, brought to the device block by block, whole or in slices
+#include <tutti/zeroth/block_model.hpp>
 #include <tutti/zeroth/block_store.hpp>
 #include <tutti/zeroth/disk_store.hpp>
 #include <tutti/zeroth/float8_wire.hpp>
