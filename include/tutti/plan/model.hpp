@@ -165,6 +165,11 @@ inline void validate(const model_shape& m, const job& j) {
            [] { return std::string("node_shards sends gradients as they are"); });
 }
 
+/// Whether this library's strategies run a job. Stages 2 and 3 cut gradients after every micro-batch, of which a pipeline
+/// has several under way: whole gradients would be held all the same, and sent once for each. Other programs do that
+/// (`time_of_step` and `peak_of` say at what price); here a pipeline's replicas share the optimizer's state alone.
+[[nodiscard]] constexpr bool can_run(const job& j) noexcept { return j.zero_stage <= 1 || j.pipeline == 1; }
+
 /// Features of attention, of `hidden`, on the tensor rank that has most heads.
 [[nodiscard]] constexpr std::int64_t attention_features(const model_shape& m, const job& j) noexcept {
     return (m.heads + j.tensor - 1) / j.tensor * (m.hidden / m.heads);
