@@ -141,7 +141,7 @@ public:
         attach(list, [] {});
     }
     /// The same; stage 3 calls `values_read` as soon as it does without the trainer's values, before it takes memory for
-    /// gradients and the optimizer's state: they may be freed there, while the list keeps views of their sizes.
+    /// gradients and the optimizer's state: there they may be freed, in the queue's order, if the list stays as it is.
     template <std::invocable Read> void attach(parameters<T, M>& list, Read values_read) {
         order_.expect_not_attached();
         detail::check_alone(comm_, [&] {
