@@ -132,12 +132,9 @@ def as_job(o, p):
 def line_of(o, folder, p):
     """The trainer's command."""
     steps = str(o.warmup + o.steps)
-    if p["zero_stage"] > 1:
-        layout = ["--pipeline", f"zero{p['zero_stage']}"]  # the whole model on every rank
-    else:
-        layout = ["--pipeline", "3d", "--tp", str(p["tp"]), "--pp", str(p["pp"]), "--dp", str(p["dp"]),
-                  "--zero", str(p["zero_stage"]), "--recompute", "3" if p["recompute"] == "stages" else "0"]
-        layout += ["--pipeline-schedule", SCHEDULES[p["schedule"]]] if p["pp"] > 1 else []
+    layout = ["--pipeline", "3d", "--tp", str(p["tp"]), "--pp", str(p["pp"]), "--dp", str(p["dp"]),
+              "--zero", str(p["zero_stage"]), "--recompute", "3" if p["recompute"] == "stages" else "0"]
+    layout += ["--pipeline-schedule", SCHEDULES[p["schedule"]]] if p["pp"] > 1 else []
     return [o.tutti, "--device", "cuda", "--gpus", str(gpus_of(p)), *layout, "--model", o.model,
             "--batch", str(p["dp"] * p["micro_batch"] * p["micro_batches"]), "--micro-batch", str(p["micro_batch"]),
             "--tokens", os.path.join(folder, "random.bin"), "--validation-tokens", os.path.join(folder, "few.bin"),

@@ -58,7 +58,9 @@ std::optional<int> parse(int argc, char** argv, options& o) {
     app.add_option("--tp", o.space.tensor, "tensor ranks to try; default: all that divide")->check(ranks);
     app.add_option("--pp", o.space.pipeline, "pipeline stages to try")->check(ranks);
     app.add_option("--micro-batch", o.space.micro_batches, "sequences of a micro-batch to try")->check(sequences);
-    app.add_option("--zero", o.space.zero_stages, "ZeRO stages to try")->check(CLI::Range(0, 3))->capture_default_str();
+    app.add_option("--zero", o.space.zero_stages, "ZeRO stages to try; 2 and 3 without a pipeline")
+        ->check(CLI::Range(0, 3))
+        ->capture_default_str();
     app.add_option("--schedule", o.schedules,
                    "of pipelines, to try: gpipe, 1f1b, interleaved, zero_bubble, zero_bubble_v; "
                    "default: all");

@@ -25,12 +25,13 @@ namespace transformer {
 
 /// A strategy, and what else the trainer asks its pipelines.
 ///
-/// Semantics  the calls are the strategy's own. `levels`: of compression, by parameter, 0 for one that is sent as it
-///            is; none where gradients are not compressed. `overlap`: what communication cost by rounds, or steps where
-///            there are none, as `trace` has it, which the strategy was made with. `collect`, after finish: the
-///            trainer's values are those of the model, also where ranks share them. Collective. step(h, norm): of a
-///            part of a model, whose norm of gradients is what `norm` says of this part's, averaged, in the order of
-///            owned(); strategies of make_strategy_of_parts can.
+/// Semantics  the calls are the strategy's own; attach's second argument is that of zero's stage 3, and nothing to the
+///            others. `levels`: of compression, by parameter, 0 for one that is sent as it is; none where gradients are
+///            not compressed. `overlap`: what communication cost by rounds, or steps where there are none, as `trace`
+///            has it, which the strategy was made with. `collect`, after finish: the trainer's values are those of the
+///            model, also where ranks share them. Collective. step(h, norm): of a part of a model, whose norm of
+///            gradients is what `norm` says of this part's, averaged, in the order of owned(); strategies of
+///            make_strategy_of_parts can.
 /// Cost       an indirect call each.
 template <class T, tutti::queue Q> class any_strategy {
 public:
@@ -46,7 +47,7 @@ private:
 
     struct calls {
         virtual ~calls() = default;
-        virtual void attach(list& p) = 0;
+        virtual void attach(list& p, const std::function<void()>& values_read) = 0;
         virtual void begin(tutti::strategy::micro_batch m) = 0;
         virtual tutti::view<const T, M> before_use(std::size_t i) = 0;
         virtual void after_use(std::size_t i) = 0;
@@ -70,8 +71,12 @@ private:
         S own;
         list* parameters = nullptr;
         explicit calls_of(S s) : own(std::move(s)) {}
-        void attach(list& p) override {
-            own.attach(p);
+        void attach(list& p, const std::function<void()>& values_read) override {
+            if constexpr (requires { own.attach(p, values_read); }) {
+                own.attach(p, values_read);
+            } else {
+                own.attach(p);
+            }
             parameters = &p;
         }
         void begin(tutti::strategy::micro_batch m) override { own.begin(m); }
@@ -140,7 +145,10 @@ public:
     any_strategy() = default;
     template <tutti::strategy::strategy S> any_strategy(S s) : own_(std::make_unique<calls_of<S>>(std::move(s))) {}
 
-    void attach(list& p) { own_->attach(p); }
+    void attach(
+        list& p, const std::function<void()>& values_read = [] {}) {
+        own_->attach(p, values_read);
+    }
     void begin(tutti::strategy::micro_batch m) { own_->begin(m); }
     [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) { return own_->before_use(i); }
     void after_use(std::size_t i) { own_->after_use(i); }

@@ -26,9 +26,12 @@ struct parallel_options {
     int pp = 0;
     int dp = 0;
     int sp = 0;
-    int zero = 0;  // the stage among replicas
+    int zero = 0;  // the stage among the ranks that have the same part of the model
     bool sequence_parallel = false;
     std::string pipeline_schedule = "1f1b";
+
+    /// Do ranks share gradients, whose parts they then keep, after every micro-batch?
+    [[nodiscard]] bool shares_gradients() const { return zero >= 2; }
 };
 
 inline void declare(CLI::App& app, parallel_options& o) {
@@ -48,8 +51,10 @@ inline void declare(CLI::App& app, parallel_options& o) {
         ->check(ranks);
     app.add_flag("--sequence-parallel", o.sequence_parallel,
                  "tp, 3d: ranks that share layers divide the rows between them: each normalizes and keeps its share");
-    app.add_option("--zero", o.zero, "tp, pp, 3d: 1 lets replicas share the optimizer's state, as zero1 does")
-        ->check(CLI::Range(0, 1))
+    app.add_option("--zero", o.zero,
+                   "tp, pp, 3d: --dp times --sp ranks, which have the same part of the model, share 1: the optimizer's "
+                   "state, as zero1 does, 2: also gradients, 3: also parameters; 2 and 3 with --pp 1")
+        ->check(CLI::Range(0, 3))
         ->capture_default_str();
     app.add_option("--pipeline-schedule", o.pipeline_schedule,
                    "pp, 3d: gpipe, 1f1b, interleaved (two stages a rank), zb-h1, zb-v (two stages a rank) or dualpipe "
@@ -101,6 +106,13 @@ template <class Options> void complete_parts(Options& o, int processes) {
     require(std::find(std::begin(schedules), std::end(schedules), o.pipeline_schedule) != std::end(schedules),
             fmt::format("--pipeline-schedule: '{}' is not one of gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe",
                         o.pipeline_schedule));
+    require(!o.shares_gradients() || o.pp == 1,
+            fmt::format("--zero: {} shares gradients after every micro-batch, of which the {} stages of --pp have "
+                        "several under way; --zero 1 goes with them, or --pp 1 and more of --tp, --dp or --sp",
+                        o.zero, o.pp));
+    require(
+        !o.shares_gradients() || o.pipeline_schedule == "1f1b",
+        fmt::format("--pipeline-schedule: --zero {} has one micro-batch at a time, which is 1f1b on one rank", o.zero));
     const bool defers = o.pipeline_schedule.starts_with("zb-") || o.pipeline_schedule == "dualpipe";
     require(!defers || o.recompute < 0 || o.recompute == 0 || o.recompute == 3,
             fmt::format("--recompute: '{}' computes weights' gradients later, from what forward kept: 0 or 3",

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <algorithm>         // max_element, min
-#include <array>             // messages
+#include <array>             // messages, counts
 #include <cmath>             // exp
 #include <cstdint>           // tokens
 #include <initializer_list>  // dimensions
@@ -132,8 +132,8 @@ public:
     [[nodiscard]] const micro_batch_rows<T>& rows() const { return rows_; }
     /// Every shape that steps, evaluate and generate have: a micro-batch, and for the latter two one sequence.
     template <class Strategy> void rehearse(Strategy& strategy, bool alone) {
-        net_.rehearse(strategy, zeros(o_.micro_batch), alone);
-        net_.rehearse_scoring(strategy, zeros(1), alone);
+        net_.rehearse(strategy, zeros(o_.micro_batch), alone, o_.shares_gradients());
+        net_.rehearse_scoring(strategy, zeros(1), alone, o_.shares_gradients());
     }
     /// This rank's part of the model, which those along the data and sequence dimensions have too.
     [[nodiscard]] kept_part kept() const {
@@ -171,9 +171,17 @@ public:
         }
     }
 
-    /// All micro-batches forward and backward. Gradients are this replica's, complete and announced.
-    template <class Strategy> void run(Strategy& strategy, const std::vector<batch>& micro_batches, real scale) {
-        net_.begin(micro_batches, scale);
+    /// A step of the strategy but for its end: all micro-batches forward and backward. To the strategy they are one, or,
+    /// where ranks share gradients, as many as there are. Gradients are this replica's, complete and announced.
+    template <class Strategy>
+    void run(Strategy& strategy, const std::vector<batch>& micro_batches, real scale, double learning_rate) {
+        if (o_.shares_gradients()) {
+            const auto count = static_cast<int>(micro_batches.size());
+            net_.begin(micro_batches, scale, [&, count](int m) { strategy.begin({m, count, learning_rate}); });
+        } else {
+            strategy.begin({0, 1, learning_rate});
+            net_.begin(micro_batches, scale);
+        }
         auto work = net_.of(strategy);
         static_cast<void>(pipe_->run(work));
         for (const std::size_t i : numbers_) {
@@ -228,7 +236,7 @@ public:
     /// Of the losses of a step, each rank that has the last stage knows its micro-batches'; of its group, one counts them.
     [[nodiscard]] bool counts_losses() const { return net_.holds(last_stage()) && group_.rank() == 0; }
 
-    /// As evaluate() in train.hpp; replicas share the windows. Collective over the world.
+    /// As evaluate() in train.hpp; replicas share the windows, and each scores equally often. Collective over the world.
     template <class Strategy> [[nodiscard]] double evaluate(Strategy& weights, tokens text) {
         const auto length = static_cast<std::size_t>(o_.model.context);
         const std::size_t scored = text.size() - 1, windows = scored / length;
@@ -236,19 +244,24 @@ public:
         const auto replica = static_cast<std::size_t>(coordinate(dimension::data));
         double losses[1] = {};
         batch b;
-        for (std::size_t first = replica * at_once; first < windows; first += replicas * at_once) {
-            const bool whole = first + at_once <= windows;  // else windows one by one: two shapes are all there are
-            for (std::size_t w = first; w < std::min(first + at_once, windows); w += whole ? at_once : 1) {
-                rows_.take(b, text, w * length, whole ? at_once : 1, length);
-                losses[0] += score(weights, b, o_.model.context);
+        std::size_t next = 0;  // of the windows. Some at a time, then one by one: two shapes are all there are
+        for (const std::size_t count : std::array{at_once, std::size_t{1}}) {
+            while (next < windows && (count == 1 || next + replicas * count <= windows)) {
+                const std::size_t first = next + replica * count;
+                const bool idle = first >= windows;
+                rows_.take(b, text, idle ? 0 : first * length, count, length);
+                const double loss = score(weights, b, o_.model.context);
+                if (!idle) { losses[0] += loss; }
+                next += replicas * count;
             }
         }
-        if (const std::size_t rest = scored % length; rest != 0 && replica == 0) {
+        if (const std::size_t rest = scored % length; rest != 0) {
             std::vector<std::uint16_t> padded(text.end() - static_cast<std::ptrdiff_t>(rest + 1), text.end());
             padded.resize(math_of_device::wants_whole_context ? length + 1 : rest + 1);
             rows_.take(b, padded, 0, 1, padded.size() - 1);
             rows_.end(b, rest);
-            losses[0] += score(weights, b, static_cast<int>(padded.size() - 1));
+            const double loss = score(weights, b, static_cast<int>(padded.size() - 1));
+            if (replica == 0) { losses[0] += loss; }
         }
         world_.all_reduce(tutti::view<const double>(losses, 1), tutti::view<double>(losses, 1), tutti::sum{});
         return losses[0] / static_cast<double>(scored);
@@ -298,16 +311,15 @@ public:
         pipe_->communicator().synchronize();
     }
     /// Ranks that have the same parameters have the same values, or it throws. Collective over the world.
-    void expect_same() {
-        for (const std::size_t i : numbers_) {
-            const tutti::view<const T, M> values = net_.parameters()[net_.place_of(i)].value;
+    template <class Strategy> void expect_same(Strategy& strategy) {
+        net_.for_each_value(strategy, [&](std::size_t i, tutti::view<const T, M> values) {
             if (cut_of(i, o_.model) == cut::whole && group_.size() > 1) {
                 group_.communicator().agree(net_.hash_of(values), net_.declared(i).name);
             }
             if constexpr (M::host_accessible) {
                 if (i == token_table) { ends_.template expect_same<T>(values); }
             }
-        }
+        });
     }
 };
 

@@ -67,7 +67,7 @@ template <class Device, class World>
     const std::shared_ptr<tutti::comm::ledger> among_replicas = replicas.traffic_ledger();
     auto strategy = make_strategy_of_parts<T>(std::move(replicas), o, &trace, world.rank());
     if (!o.load.empty()) { load(net, o.load); }
-    strategy.attach(net.parameters());
+    strategy.attach(net.parameters(), [&] { net.release_values(); });
     if constexpr (has_masters<T>) {
         if (!o.load.empty()) { load_masters(net, o.load, strategy); }
     }
@@ -90,7 +90,7 @@ template <class Device, class World>
         first_step = kept->resume(world, [&](const std::string& what) { shown.note(what); });
         strategy.flush();  // restored values may be on their way still
     }
-    rank.expect_same();
+    rank.expect_same(strategy);
     result r;
     r.device = device.name();
     r.first_step = first_step;
@@ -126,11 +126,10 @@ template <class Device, class World>
             rank.rows().draw(micro_batches, text.training(), step, rank.coordinate(dimension::data));
         const double of_loss = o.dp * o.sp / static_cast<double>(valid);
         const double now = rate(static_cast<std::uint64_t>(step));
-        strategy.begin({0, 1, now});
         {
             const auto running = clock::now();
             passing = {};
-            rank.run(strategy, micro_batches, static_cast<typename rank_type::real>(of_loss));
+            rank.run(strategy, micro_batches, static_cast<typename rank_type::real>(of_loss), now);
             waiting += clock::now() - running - passing + net.math().take_adding();
         }
         const auto stepped = [&] {
@@ -175,10 +174,10 @@ template <class Device, class World>
     if (Q::executes_inline) { exposed += std::chrono::duration<double>(waiting).count(); }
 
     strategy.finish();
-    rank.expect_same();
+    rank.expect_same(strategy);
     // A hash of all parts, in the order of ranks.
     std::vector<std::uint64_t> hashes;
-    for (const auto& record : world.gather_control({net.hash(), 0, 0, 0})) { hashes.push_back(record[0]); }
+    for (const auto& record : world.gather_control({net.hash(strategy), 0, 0, 0})) { hashes.push_back(record[0]); }
     r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const std::uint64_t>(hashes)));
     if (!o.save.empty()) {
         const auto whole = rank.whole_model();
@@ -188,11 +187,10 @@ template <class Device, class World>
             for (std::size_t i = 0; i < whole.size(); ++i) { static_cast<void>(gathered(net, world, strategy, i)); }
         }
     }
-    published<T, M> weights{net.parameters()};
-    r.validation.emplace_back(last_step, rank.evaluate(weights, text.validation()));
+    r.validation.emplace_back(last_step, rank.evaluate(strategy, text.validation()));
     if (!o.quiet) {
         r.sample =
-            o.token_file.empty() ? rank.generate(weights, '\n', 400) : rank.generate(weights, gpt2_end_of_text, 64);
+            o.token_file.empty() ? rank.generate(strategy, '\n', 400) : rank.generate(strategy, gpt2_end_of_text, 64);
     }
 
     for (std::size_t done = 0; done < losses.size(); ++done) {
@@ -212,7 +210,7 @@ template <class Device, class World>
         }
     }
     r.parallel = parallel;
-    const std::size_t peak = detail::peak_of(queue.account(), net.account());
+    const std::size_t peak = detail::peak_of(strategy.queue().account(), net.account());
     for (const auto& record : world.gather_control({peak, 0, 0, 0})) {
         r.peak_bytes = std::max<std::uint64_t>(r.peak_bytes, record[0]);
     }

@@ -8,6 +8,7 @@
 #include <cstdint>     // seed
 #include <functional>  // what is told of passes
 #include <list>        // memory that stays where it is
+#include <optional>    // rehearsals
 #include <utility>     // move
 #include <vector>      // parameters
 
@@ -38,9 +39,10 @@ namespace transformer {
 ///
 /// Semantics    layers divide over the stages of the schedule. Both ends have the token table, stage 0 that of positions
 ///              too. Attach parameters() to a strategy; per step begin(), then the pipeline runs with of(strategy).
-///              A gradient is announced behind the last micro-batch of its stage, but for those that other ranks add to:
-///              is_tied(i); these, and no others, are the caller's to announce. Micro-batches must live until the
-///              pipeline has run. Losses are those of the last stage, on each rank of the group that has it.
+///              A gradient is announced behind the last micro-batch of its stage, or, where the strategy is told of each,
+///              behind each; but for those that other ranks add to: is_tied(i); these, and no others, are the caller's
+///              to announce. Micro-batches must live until the pipeline has run. Losses are those of the last stage, on
+///              each rank of the group that has it.
 ///              The classifier comes with the backward pass, so that logits are there once; its weight's gradient does
 ///              too, in every schedule.
 /// Determinism  initial weights are those of the whole model, whatever the rank has of it; gradients are added up in
@@ -76,10 +78,16 @@ public:
     public:
         placed(stages& own, S& strategy) : own_(own), strategy_(strategy) {}
         [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) {
-            return strategy_.before_use(own_.place_of(i));
+            return own_.stand_in_ ? own_.stand_in_->values.view().sub(0, own_.declared(i).size())
+                                  : strategy_.before_use(own_.place_of(i));
         }
-        void after_use(std::size_t i) { strategy_.after_use(own_.place_of(i)); }
-        [[nodiscard]] tutti::view<T, M> gradient(std::size_t i) { return strategy_.gradient(own_.place_of(i)); }
+        void after_use(std::size_t i) {
+            if (!own_.stand_in_) { strategy_.after_use(own_.place_of(i)); }
+        }
+        [[nodiscard]] tutti::view<T, M> gradient(std::size_t i) {
+            return own_.stand_in_ ? own_.stand_in_->gradients.view().sub(0, own_.declared(i).size())
+                                  : strategy_.gradient(own_.place_of(i));
+        }
         void gradient_ready(std::size_t i) {
             if (--own_.expected_[own_.place_of(i)] == 0) { own_.announce(strategy_, i); }
         }
@@ -145,8 +153,12 @@ public:
         return static_cast<int>((i - at(0, in_layer{})) / per_layer) / layers_of_stage();
     }
     /// Parameter i of the whole model gets gradients on several ranks: both ends' table, or one of two copies.
-    [[nodiscard]] bool is_tied(std::size_t i) const { return i == token_table || schedule_.routes.size() > 1; }
-    /// Parameter i's gradient has what all micro-batches and routes add: it becomes the tensor group's, and is announced.
+    [[nodiscard]] bool is_tied(std::size_t i) const {
+        return schedule_.routes.size() > 1 ||
+               (i == token_table && schedule_.routes[0].front() != schedule_.routes[0].back());
+    }
+    /// Parameter i's gradient has what all micro-batches, or this one, and all routes add: it becomes the tensor group's,
+    /// and is announced.
     template <class S> void announce(S& strategy, std::size_t i) {
         if (math_.divides_rows() && is_of_norm(i, config_)) { math_.add_up(strategy.gradient(place_of(i))); }
         strategy.gradient_ready(place_of(i));
@@ -161,14 +173,34 @@ public:
         tutti::run(math_.queue(), tutti::hash_operation<M>{tutti::as_bytes(values), hash.view()});
         return tutti::fetch(math_.queue(), hash.view(), std::uint64_t{});
     }
-    [[nodiscard]] std::uint64_t hash() const { return hash_of(values_.view()); }
+    /// Of all that this rank has. Collective among those that share values.
+    template <class S> [[nodiscard]] std::uint64_t hash(S& strategy) const {
+        std::uint64_t hash = 0;
+        for_each_value(strategy, [&](std::size_t, tutti::view<const T, M> values) {
+            const std::uint64_t both[] = {hash, hash_of(values)};
+            hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const std::uint64_t>(both, 2)));
+        });
+        return hash;
+    }
+    /// visit(i, values) for the parameters that this rank has, by their numbers in the whole model. Collective likewise.
+    template <class S, class Visit> void for_each_value(S& strategy, Visit visit) const {
+        for (std::size_t i = 0; i < place_.size(); ++i) {
+            if (place_[i] == nowhere) { continue; }
+            visit(i, strategy.before_use(place_[i]));
+            strategy.after_use(place_[i]);
+        }
+    }
+    /// The strategy does without the memory that values began in; of parameters() sizes are left.
+    void release_values() { values_ = tutti::buffer<T, Q>(this->memory_, 0); }
 
     /// Runs every pass once on a batch, and waits. A device sets up products and page-locked memory when they are first
     /// used, and may wait for all its streams to do so: it must not come to that while one waits for another rank. So
     /// ranks rehearse alone, and, when all have, once more, collectively over the tensor group: then there are
     /// connections too, and both of the places from which tokens come. The next step begins as if this had not been.
-    /// Attention that ranks share is left out where they rehearse alone.
-    template <class S> void rehearse(S& strategy, const batch& b, bool alone) {
+    /// Attention that ranks share is left out where they rehearse alone. `apart`: without the strategy, which would talk
+    /// to other ranks.
+    template <class S> void rehearse(S& strategy, const batch& b, bool alone, bool apart) {
+        const standing_in scope(*this, strategy.queue(), apart);
         placed<S> s(*this, strategy);
         const std::vector<batch> batches(static_cast<std::size_t>(schedule_.micro_batches), b);
         begin(batches, 1);
@@ -182,20 +214,21 @@ public:
         static_cast<void>(take_loss());
     }
     /// Likewise forward alone, as score runs it.
-    template <class S> void rehearse_scoring(S& strategy, const batch& b, bool alone) {
+    template <class S> void rehearse_scoring(S& strategy, const batch& b, bool alone, bool apart) {
+        const standing_in scope(*this, strategy.queue(), apart);
         rehearse_stages(b, alone, [&](int stage, tutti::view<const T, M> zero, tutti::view<T, M> out) {
             static_cast<void>(score(strategy, stage, b, config_.context, zero, out));
         });
     }
 
-    /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses).
-    void begin(const std::vector<batch>& micro_batches, real scale) {
+    /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses). tell(m), if it is
+    /// given, is called before micro-batch m, which ends before the next one begins, and gradients are announced in each.
+    void begin(const std::vector<batch>& micro_batches, real scale, std::function<void(int)> tell = {}) {
         batches_ = &micro_batches;
         scale_ = scale;
-        expected_.assign(parameters_.size(), 0);
-        for (std::size_t i = 0; i < place_.size(); ++i) {
-            if (place_[i] != nowhere && !is_tied(i)) { expected_[place_[i]] = passes_of(stage_of(i)); }
-        }
+        tell_ = std::move(tell);
+        told_ = nobody;
+        expect_announcements();
     }
     template <class S> [[nodiscard]] bound<S> of(S& strategy) { return {*this, strategy}; }
     [[nodiscard]] double take_loss() { return holds(schedule_.stages() - 1) ? math_.take_loss() : 0; }
@@ -232,6 +265,25 @@ public:
 
 private:
     static constexpr int nobody = -1;
+    // Values and gradients that mean nothing, all in one place.
+    struct stand_in {
+        tutti::buffer<T, Q> values, gradients;
+    };
+    class standing_in {
+        stages& own_;
+
+    public:
+        standing_in(stages& own, const Q& q, bool stands) : own_(own) {
+            if (!stands) { return; }
+            std::size_t largest = 0;
+            for (const auto& d : own_.list_) { largest = std::max(largest, d.size()); }
+            own_.stand_in_.emplace(stand_in{tutti::buffer<T, Q>(q, largest), tutti::buffer<T, Q>(q, largest)});
+            tutti::fill(own_.math_.queue(), own_.stand_in_->values.view(), static_cast<T>(0.0f));
+        }
+        standing_in(const standing_in&) = delete;
+        standing_in& operator=(const standing_in&) = delete;
+        ~standing_in() { own_.stand_in_.reset(); }
+    };
     struct memory_of_pass {
         int micro_batch = nobody;
         int first_slot;  // of what attention keeps
@@ -254,6 +306,12 @@ private:
         if (attention_ != nullptr) { attention_->rehearse(false); }
     }
     [[nodiscard]] int layers_of_stage() const { return config_.layers / schedule_.stages(); }
+    void expect_announcements() {
+        expected_.assign(parameters_.size(), 0);
+        for (std::size_t i = 0; i < place_.size(); ++i) {
+            if (place_[i] != nowhere && !is_tied(i)) { expected_[place_[i]] = tell_ ? 1 : passes_of(stage_of(i)); }
+        }
+    }
     // Micro-batches that go through a stage on this rank.
     [[nodiscard]] int passes_of(int stage) const {
         int passes = 0;
@@ -350,6 +408,11 @@ private:
         if (stage + 1 == schedule_.stages()) { this->final_norm(s, k); }
     }
     template <class S> void forward(S& s, const call& c, tutti::view<const T, M> in, tutti::view<T, M> out) {
+        if (tell_ && c.micro_batch != told_) {
+            told_ = c.micro_batch;
+            expect_announcements();
+            tell_(c.micro_batch);
+        }
         memory_of_pass& m = memory_for(c.stage, nobody);
         if (c.keep) { m.micro_batch = c.micro_batch; }
         through(s, m, c.stage, batch_of(c), config_.context, in, out);
@@ -401,6 +464,9 @@ private:
     std::vector<int> expected_;                        // by place: announcements until the gradient is complete
     const std::vector<batch>* batches_ = nullptr;
     real scale_ = 1;
+    std::function<void(int)> tell_;  // the strategy of each micro-batch,
+    int told_ = nobody;              // of this one the last time
+    std::optional<stand_in> stand_in_;
     std::function<void(const char*, const std::function<void()>&)> timer_;
     tutti::strategy::parameters<T, M> parameters_;
     tutti::buffer<T, Q> values_;

@@ -34,7 +34,11 @@ def of_two():
     yield cut(dp=2, zero=0), False
     yield cut(dp=2, zero=1), True
     yield cut(sp=2, zero=1), True
+    yield cut(dp=2, zero=2), True
+    yield cut(dp=2, zero=3), True
+    yield cut(sp=2, zero=3), False
     yield cut(sp=2, documents=True), True
+    yield cut(sp=2, zero=2, documents=True), False
     yield cut(tp=2, documents=True), False
     yield cut(pp=2, schedule="zb-v", documents=True), True
 
@@ -46,6 +50,12 @@ def of_four():
     yield cut(tp=2, pp=2, schedule="zb-v", rows=True), True
     yield cut(pp=4), False
     yield cut(tp=2, dp=2, zero=1), True
+    yield cut(tp=2, dp=2, zero=2), True
+    yield cut(tp=2, dp=2, zero=3), True
+    yield cut(tp=2, dp=2, zero=2, rows=True), False
+    yield cut(tp=2, dp=2, zero=3, rows=True), True
+    yield cut(tp=2, sp=2, zero=3), False
+    yield cut(tp=2, sp=2, zero=3, documents=True), True
     yield cut(tp=2, pp=2, schedule="zb-v"), False
     yield cut(pp=2, dp=2, schedule="dualpipe", zero=1), False
     yield cut(tp=2, sp=2), False
@@ -140,6 +150,22 @@ def check_checkpoints(folder, on, layout, *options):
         sys.exit("%s: resumed losses %s, expected %s" % (name_of(layout, on), losses(rest), losses(whole)[3:]))
 
 
+def check_memory(folder, on, *options):
+    """Of P parameters in 16 bits, stage 2 holds 2 P bytes of gradients less, stage 3 another P of values: it keeps its
+    half of them, as the other two keep what was reduced; each but for some buckets at work, of 32 MiB a rank at most."""
+    layers, width = 24, 1536
+    model = ["--layers", str(layers), "--heads", "12", "--width", str(width), "--context", "64", "--batch",
+             str(2 * on.count), "--micro-batch", "1", "--lr", "1e-4"]
+    tp, dp = on.count // 2, 2
+    one, two, three = (on.train(folder, *options, *cut(tp=tp, dp=dp, zero=zero), "--steps", "2", "--precision", "bf16",
+                                model=model)["peak_bytes_per_rank"] for zero in (1, 2, 3))
+    parameters, bucket = layers * 12 * width ** 2 // tp, 2 * 32 * 2 ** 20
+    print("tp %d x dp 2 on %s: %d bytes at the peak of zero 1, %d of 2, %d of 3" % (tp, on.name, one, two, three))
+    for less, shared in ((one - two, 2 * parameters), (two - three, parameters)):
+        if not shared - 4 * bucket < less < shared:
+            sys.exit("%d bytes less, %d are shared" % (less, shared))
+
+
 def check_no_room(folder, on, *options):
     """More weights than any GPU holds: all ranks end at once, with what there is and what to do in one line."""
     if on.launcher:
@@ -159,9 +185,11 @@ def of(count):
     layouts = list(of_two() if count == 2 else of_four())
     layout = cut(pp=2, schedule="zb-v") if count == 2 else cut(tp=2, dp=2, zero=1)
     of_sequences = cut(sp=2) if count == 2 else cut(pp=2, sp=2, zero=1, documents=True)
+    sharing = cut(sp=2, zero=3) if count == 2 else cut(tp=2, dp=2, zero=3, rows=True)
     return [*((check_in_float, *of_layout) for of_layout in layouts),
             *((check_in_16_bits, which) for which, twice in layouts if twice), (check_unlike_heads,),
-            *((check, which) for check in (check_files, check_checkpoints) for which in (layout, of_sequences)),
+            *((check, which) for check in (check_files, check_checkpoints) for which in (layout, of_sequences, sharing)),
+            (check_memory,),
             (check_no_room,)]
 
 

@@ -103,6 +103,7 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
         if (j.secondary > 0 && (!two_levels || j.secondary != group.largest_node)) { return; }
         if (j.replicas > 1 && !of_nodes && (j.replicas != j.data || j.tau == 0)) { return; }
         if (j.data % j.replicas != 0 || (j.shards() == 1 && j.zero_stage > 0)) { return; }
+        if (j.zero_stage > 1 && j.pipeline > 1) { return; }  // gradients are cut after every micro-batch
         try {
             validate(small, j);
         } catch (const usage_error&) { return; }
@@ -159,6 +160,37 @@ TEST_CASE("where nothing is shared, the lowest of the stages that may be") {
     });
     CHECK(alone > 0);
     CHECK(shared > 0);
+}
+
+TEST_CASE("stages 2 and 3 are not planned with a pipeline, which the trainer would refuse") {
+    search_space space{.ranks = 8, .sequences = 16};
+    std::size_t pipelines = 0, shared = 0;
+    for_each_job(small, hgx_h100, space, [&](const job& j) {
+        CHECK((j.pipeline == 1 || j.zero_stage <= 1));
+        CHECK(can_run(j));
+        pipelines += j.pipeline > 1 && j.zero_stage == 1 ? 1U : 0U;
+        shared += j.tensor > 1 && j.zero_stage == 3 ? 1U : 0U;
+    });
+    CHECK(pipelines > 0);
+    CHECK(shared > 0);
+    space.zero_stages = {2, 3};
+    for_each_job(small, hgx_h100, space, [&](const job& j) { CHECK(j.pipeline == 1); });
+    for (const planned& p : search(small, hgx_h100, space, 100).best) { CHECK(p.how.pipeline == 1); }
+    space.pipeline = {2};
+    CHECK_THROWS_WITH_AS(static_cast<void>(search(small, hgx_h100, space)),
+                         "plan: no layout divides 8 ranks, 8 layers, 4 heads, 4096 words and 16 sequences, with stages "
+                         "of 2, with ZeRO stages that take no pipeline",
+                         usage_error);
+    // A neighbor of the best that cannot be run says why.
+    space = {.ranks = 8, .sequences = 16, .tensor = {1}, .pipeline = {2}};
+    bool told = false;
+    for (const alternative& a : alternatives(small, hgx_h100, space, search(small, hgx_h100, space, 1).best.at(0))) {
+        if (a.dimension != "ZeRO stage" || a.value != "2") { continue; }
+        told = true;
+        CHECK_FALSE(a.possible);
+        CHECK(a.verdict == "ZeRO stages 2 and 3 take no pipeline");
+    }
+    CHECK(told);
 }
 
 TEST_CASE("the search has what trying everything has, in the same order, and tries a small part") {

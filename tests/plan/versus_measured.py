@@ -23,10 +23,8 @@ folder = os.path.dirname(os.path.abspath(__file__))
 option = dict(zip(sys.argv[1:], sys.argv[2:]))
 with open(os.path.join(folder, "truth.json"), encoding="utf-8") as file:
     truth = json.load(file)
-pipeline = option["--pipeline"]
-key = " ".join([pipeline if pipeline != "3d" else "zero" + option["--zero"], option.get("--tp", "1"), option.get("--pp", "1"),
-                option["--gpus"], option["--batch"], option["--micro-batch"], option.get("--recompute", "0"),
-                option.get("--pipeline-schedule", "1f1b")])
+key = " ".join(["zero" + option["--zero"], *(option[name] for name in (
+    "--tp", "--pp", "--gpus", "--batch", "--micro-batch", "--recompute")), option.get("--pipeline-schedule", "1f1b")])
 with open(os.path.join(folder, "runs.txt"), "a", encoding="utf-8") as file:
     file.write(key + "\\n")
 answer = truth[key]

@@ -269,15 +269,23 @@ TEST_CASE("replicas start from rank 0's values; stage 3 needs the trainer's no m
     constexpr int n = 3;
     for_stages([&](auto stage) {
         std::vector<float> expected;
-        for (const bool freed : {false, true}) {
-            if (freed && stage != 3) { continue; }
+        enum class values { kept, lost_in_attach, freed };
+        for (const values after : {values::kept, values::lost_in_attach, values::freed}) {
+            if (after == values::freed && stage != 3) { continue; }
             std::vector<float> result;
             threads::launch(n, [&](threads& world) {
                 auto t = std::make_unique<sized_toy<float>>(several_blocks, layout::scattered, layout::none,
                                                             100 + static_cast<std::uint64_t>(world.rank()));
                 zero<stage, threads, adamw> s(world.duplicate("dp"), {}, {.bucket_bytes = 20000});
-                s.attach(t->parameters);
-                if (freed) { t.reset(); }
+                int told = 0;
+                s.attach(t->parameters, [&] {  // holds no more than masters yet
+                    ++told;
+                    CHECK(world.queue().account().live() == s.shards().owned() * sizeof(float));
+                    if (after != values::lost_in_attach) { return; }
+                    for (auto& p : t->parameters) { fill(world.queue(), p.value, std::numeric_limits<float>::max()); }
+                });
+                CHECK(told == (stage == 3 ? 1 : 0));
+                if (after == values::freed) { t.reset(); }
                 const auto start = test::values_of(s, count);
                 const sized_toy<float> first(several_blocks, layout::together, layout::none, 100);
                 std::vector<float> all;
@@ -288,7 +296,7 @@ TEST_CASE("replicas start from rank 0's values; stage 3 needs the trainer's no m
                 if (world.rank() == 0) { result = end; }
                 s.finish();
             });
-            if (!freed) { expected = result; }
+            if (after == values::kept) { expected = result; }
             CHECK(same_bytes(result, expected));
         }
     });

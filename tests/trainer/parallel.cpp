@@ -10,10 +10,14 @@
 #include <vector>       // values
 
 #include <doctest/doctest.h>
-#include <tutti/checkpoint/safetensors.hpp>  // saved weights
+#include <tutti/checkpoint/safetensors.hpp>      // saved weights
+#include <tutti/plan/memory.hpp>                 // what is planned
+#include <tutti/schedule/bucket.hpp>             // buckets
+#include <tutti/strategy/detail/shard_plan.hpp>  // who has what of them
 
 #include <support/scratch_folder.hpp>  // files
 
+#include "cut.hpp"
 #include "parallel_run.hpp"
 #include "training.hpp"
 
@@ -181,6 +185,31 @@ TEST_CASE("documents over ranks: the losses of one rank, and of the pipeline tha
     CHECK(apart(routed, alone) <= bar);
 }
 
+TEST_CASE("gradients and parameters shared, beside all dimensions but a pipeline: the losses of one rank") {
+    for (const int zero : {2, 3}) {
+        CAPTURE(zero);
+        const auto shared = [&](layout l, int recompute = -1) { return run_of("3d", l, "1f1b", zero, recompute); };
+        CHECK(from_one_rank(run_of("tp", {2, 1, 2}, "1f1b", zero)) <= bar);
+        CHECK(from_one_rank(shared({2, 1, 2, 2}, 3)) <= bar);
+        CHECK(from_one_rank(shared({1, 1, 1, 4})) <= bar);
+        CHECK(from_one_rank(shared({2, 1, 4}, 2)) <= bar);
+        CHECK(from_one_rank(with_rows_divided(shared({2, 1, 2, 2}))) <= bar);
+        CHECK(from_one_rank(with_rows_divided(shared({2, 1, 2}, 3))) <= bar);
+        CHECK(from_one_rank(run_of("pp", {1, 1, 2}, "1f1b", zero)) <= bar);
+    }
+    // Buckets of one kind of parameter each, several of them under way.
+    auto alone = run_of("local");
+    alone.model.width = 96;
+    alone.steps = 3;
+    const auto expected = train_on_threads<double>(alone, text());
+    for (const int zero : {2, 3}) {
+        auto cut = with_rows_divided(run_of("3d", {2, 1, 2}, "1f1b", zero));
+        cut.model.width = 96;
+        cut.steps = 3;
+        CHECK(distance(train_on_threads<double>(cut, text()), expected) <= bar);
+    }
+}
+
 TEST_CASE("in float, and with a vocabulary that does not divide") {
     auto o = run_of("local");
     o.model.vocabulary = 259;
@@ -202,8 +231,10 @@ TEST_CASE("heads that do not divide: some ranks have one more") {
     o.model.width = 20;
     o.save = (folder / "alone").string();
     const auto alone = train_on_threads<double>(o, text());
-    for (const layout l : {layout{2, 1, 2}, layout{3, 1, 1, 2}, layout{3, 2}}) {
-        auto cut = run_of("3d", l, "1f1b", 1);
+    const std::pair<layout, int> cuts[] = {
+        {{2, 1, 2}, 1}, {{3, 1, 1, 2}, 1}, {{3, 2}, 1}, {{2, 1, 2}, 2}, {{3, 1, 2}, 3}};
+    for (const auto& [l, zero] : cuts) {
+        auto cut = run_of("3d", l, "1f1b", zero);
         cut.model.heads = 5;
         cut.model.width = 20;
         CHECK(distance(train_on_threads<double>(cut, text()), alone) <= bar);
@@ -302,6 +333,103 @@ TEST_CASE("bytes along each dimension are those of the formulas") {
     CHECK(ranks_that_pass_blocks.size() == 8);
 }
 
+// What a rank has, and shares with `ranks` others that have the same, as strategy/zero says: in buckets of half a
+// megabyte a rank. Of one width and the same heads on all ranks of a tensor group.
+struct shared_parameters {
+    tutti::schedule::bucket_plan plan;
+    int ranks;
+
+    shared_parameters(const options& o, int count) : ranks(count) {
+        std::vector<std::size_t> sizes;
+        const auto words = static_cast<std::size_t>(o.model.vocabulary / o.tp);
+        for (const auto& d : transformer::parameters_of(o.model, {o.tp, 0, words})) { sizes.push_back(d.size()); }
+        plan = tutti::schedule::plan_buckets(sizes, sizeof(double),
+                                             (std::size_t{512} << 10) * static_cast<unsigned>(ranks));
+    }
+    [[nodiscard]] std::size_t largest() const { return of(0).largest_bucket(); }
+    [[nodiscard]] tutti::strategy::detail::shard_plan of(int rank) const { return {plan, ranks, rank}; }
+};
+
+TEST_CASE("bytes among ranks that share gradients and parameters are those of the formulas") {
+    constexpr std::size_t e = sizeof(double);
+    const auto bytes = [&](options o, int zero) {
+        o.zero = zero;
+        o.recompute = 0;
+        o.steps = 2;
+        o.model.width = 96;
+        return train_on_threads<double>(o, text()).parallel->bytes;
+    };
+    for (const layout l : {layout{2, 1, 2}, layout{1, 1, 2, 2}}) {
+        const auto cut = run_of("3d", l);
+        auto wide = cut;
+        wide.model.width = 96;
+        const shared_parameters shared(wide, l.dp * l.sp);
+        const std::size_t buckets = shared.plan.buckets.size(), m = 8 / static_cast<std::size_t>(l.dp);
+        REQUIRE(buckets >= 3);
+        REQUIRE(shared.plan.bucket_of[transformer::at(0, transformer::norm1_gain)] == buckets - 1);
+        // The lists of buckets begin at the model's end.
+        std::uint64_t reduced[2] = {}, gathered[2] = {};  // of the rank that sends most; stages 2 and 3
+        for (int rank = 0; rank < shared.ranks; ++rank) {
+            const auto own = shared.of(rank);
+            std::uint64_t others = 0, once = 0, again = 0;
+            for (std::size_t b = 0; b < buckets; ++b) {
+                const std::size_t mine = own.own(b).count, to_all = mine * static_cast<unsigned>(shared.ranks - 1);
+                others += own.bucket(b).size - mine;
+                once += 2 * to_all;  // two steps, each behind its update
+                // Forward and backward gather each, but for the bucket at which they meet, and which only the first
+                // micro-batch of all, not knowing what comes next, lets go. The first bucket comes behind the update,
+                // for the classifier, and at the end of backward, where it stays for the next micro-batch.
+                const std::size_t times = b == 0 ? 2 * m + 1 : b + 1 == buckets ? 2 * (2 * m + 1) + 1 : 2 * 2 * m;
+                again += times * to_all;
+            }
+            reduced[0] = std::max(reduced[0], (2 * m * others + once) * e / 2);
+            gathered[0] = std::max(gathered[0], (2 * m * others + again) * e / 2);
+        }
+        const auto one = bytes(cut, 1), two = bytes(cut, 2), three = bytes(cut, 3);
+        CHECK(two[2] == reduced[0]);
+        CHECK(three[2] == gathered[0]);
+        for (const std::size_t d : {0u, 1u, 3u, 4u}) {
+            CAPTURE(d);
+            CHECK(two[d] == one[d]);  // along other dimensions nothing more
+            CHECK(three[d] == one[d]);
+        }
+        if (l.tp == 1) { continue; }
+        // Gradients of norms are added up before they are cut: for each micro-batch, not for all.
+        const std::uint64_t norms = (4 * 8 + 2) * 96 * e;
+        const auto at_end = bytes(with_rows_divided(cut), 1), each = bytes(with_rows_divided(cut), 3);
+        CHECK(each[0] == at_end[0] + (m - 1) * norms);
+        CHECK(each[2] == three[2]);
+    }
+}
+
+TEST_CASE("what is held of parameters, gradients and moments is what is planned") {
+    auto o = run_of("3d", {2, 1, 2});
+    o.model.width = 96;
+    o.batch = 32;
+    o.micro_batch = 16;  // more activations than parameters
+    o.steps = 2;
+    const shared_parameters shared(o, 2);
+    const tutti::plan::job planned{.tensor = 2, .data = 2};
+    const std::int64_t all = tutti::plan::rank_parameters({8, 96, 4, 256, 16}, planned, 0);
+    CHECK(static_cast<std::size_t>(all) == shared.plan.elements);
+    // Masters and two moments; stage 3 has no values beside masters of the same type. Beside states: what reductions
+    // leave of whole gradients, or buckets at work, of each kind that of the words and two where a layer goes on.
+    const auto held = [&](int zero) {
+        const std::int64_t bucket = 8 * static_cast<std::int64_t>(shared.largest()), own = (all + 1) / 2;
+        const std::int64_t beside[] = {0, 8 * own, 3 * bucket, 6 * bucket};
+        return tutti::plan::state_bytes(all, zero, 2, {zero == 3 ? 0 : 8, 8, 24}) + beside[zero];
+    };
+    const auto measured = [&](int zero) {
+        o.zero = zero;
+        return static_cast<std::int64_t>(train_on_threads<double>(o, text()).peak_bytes);
+    };
+    const auto one = measured(1);
+    CHECK(one - measured(2) == held(1) - held(2));
+    CHECK(one - measured(3) == held(1) - held(3));
+    CHECK(held(3) < held(2));
+    CHECK(held(2) < held(1));
+}
+
 TEST_CASE("what is kept: micro-batches in flight, or what enters stages") {
     const auto peak = [](const options& o) { return train_on_threads<float>(o, text()).peak_bytes; };
     auto o = run_of("pp", {1, 2}, "gpipe", 0, 0);
@@ -325,9 +453,9 @@ TEST_CASE("weights are saved whole, and loaded by any number of ranks; the same 
     };
     const auto alone = trained(run_of("local"), "alone");
     const tutti::checkpoint::safetensors_file expected((folder / "alone").string());
-    for (const layout l : {layout{2, 2, 2, 1}, layout{2, 2, 1, 2}}) {
-        auto divided = run_of("3d", l, "dualpipe", 1);
-        divided.sequence_parallel = l.sp == 1;
+    for (auto divided : {run_of("3d", {2, 2, 2}, "dualpipe", 1), run_of("3d", {2, 2, 1, 2}, "dualpipe", 1),
+                         run_of("3d", {2, 1, 2, 2}, "1f1b", 3), run_of("3d", {2, 1, 2}, "1f1b", 2)}) {
+        divided.sequence_parallel = divided.sp == 1;
         const auto parts = trained(divided, "parts");
         CHECK(parts.sample.size() == 400);
         CHECK(parts.sample == alone.sample);
@@ -381,6 +509,11 @@ TEST_CASE("a run that was ended early and resumed has the bits of one that was n
     of_documents.micro_batch = 2;
     transformer::complete(of_documents, false, 0);
     static_cast<void>(check_resumed(of_documents));
+    for (const int zero : {2, 3}) {
+        auto shared = run_of("3d", {2, 1, 2}, "1f1b", zero);
+        shared.model.width = 96;
+        static_cast<void>(check_resumed(with_rows_divided(shared)));
+    }
     auto o = check_resumed(run_of("3d", {2, 2, 2}, "interleaved", 1));
     const auto refused = [&](options other) {
         other.checkpoint = o.checkpoint;
@@ -478,6 +611,13 @@ TEST_CASE("what cannot be is refused with the reason") {
           }).starts_with("--pipeline-schedule: dual_pipe: "));
     CHECK(refused("pp", [](O& o) { o.pipeline_schedule = "2f2b"; }) ==
           "--pipeline-schedule: '2f2b' is not one of gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe");
+    CHECK(refused("3d", [](O& o) { o.zero = 3, o.tp = 2, o.dp = 2; }) == "nothing");
+    CHECK(refused("3d", [](O& o) { o.zero = 2, o.pp = 2, o.dp = 2; }) ==
+          "--zero: 2 shares gradients after every micro-batch, of which the 2 stages of --pp have several under way; "
+          "--zero 1 goes with them, or --pp 1 and more of --tp, --dp or --sp");
+    CHECK(refused("pp", [](O& o) { o.zero = 3; }).starts_with("--zero: 3 shares gradients after every micro-batch"));
+    CHECK(refused("3d", [](O& o) { o.zero = 3, o.dp = 2, o.pipeline_schedule = "gpipe"; }) ==
+          "--pipeline-schedule: --zero 3 has one micro-batch at a time, which is 1f1b on one rank");
     CHECK(refused("pp", [](O& o) { o.pp = 2, o.pipeline_schedule = "zb-v", o.recompute = 1; }) ==
           "--recompute: 'zb-v' computes weights' gradients later, from what forward kept: 0 or 3");
     CHECK(refused("3d", [](O& o) { o.dp = 3, o.tp = o.pp = 1; }) ==

@@ -58,7 +58,7 @@ TEST_CASE("mpi: processes that have parts of the model, and of sequences, have t
     const auto text = trainer_test::some_text(64);
     tutti::comm::mpi world(MPI_COMM_WORLD);
     transformer::one_thread_per_rank();
-    const auto run_of = [](const char* pipeline, int ranks, int sp = 1, const char* lengths = "") {
+    const auto run_of = [](const char* pipeline, int ranks, int sp = 1, const char* lengths = "", int zero = 1) {
         transformer::options o;
         o.model = {.vocabulary = 256, .context = 64, .layers = 4, .heads = 2, .width = 16};
         o.pipeline = pipeline;
@@ -69,10 +69,11 @@ TEST_CASE("mpi: processes that have parts of the model, and of sequences, have t
             const int rest = ranks / sp;
             o.micro_batch = sp == 1 ? 1 : 3;
             o.tp = rest % 2 == 0 ? 2 : 1;
-            o.pp = rest == 4 ? 2 : 1;
+            o.pp = rest == 4 && zero == 1 ? 2 : 1;
+            o.dp = rest / o.tp / o.pp;
             o.sp = sp;
-            o.zero = 1;
-            o.pipeline_schedule = "zb-h1";
+            o.zero = zero;
+            o.pipeline_schedule = zero == 1 ? "zb-h1" : "1f1b";
             o.lengths = lengths;
         }
         transformer::complete(o, ranks == 1 && !o.of_parts(), 0);
@@ -80,7 +81,8 @@ TEST_CASE("mpi: processes that have parts of the model, and of sequences, have t
     };
     const int sp = world.size() == 3 ? 3 : 2;
     for (const auto& cut :
-         {run_of("3d", world.size()), run_of("3d", world.size(), sp), run_of("3d", world.size(), sp, "magi")}) {
+         {run_of("3d", world.size()), run_of("3d", world.size(), sp), run_of("3d", world.size(), sp, "magi"),
+          run_of("3d", world.size(), 1, "", 2), run_of("3d", world.size(), 1, "", 3)}) {
         const auto processes = transformer::run_on_cpu<double>(world, cut, text, tutti::clock_type::now());
         if (world.rank() != 0) { continue; }
         auto whole = run_of("local", 1);

@@ -20,14 +20,24 @@ struct of_parts {
     [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> among_replicas(Comm comm, const options& o,
                                                                                tutti::schedule::timeline* trace,
                                                                                int rank) {
-        if (o.zero == 0) {
-            auto how = ddp::strategy_options<Comm>(trace);
-            how.trace_rank = rank;
-            return ddp::strategy<T, Comm>(std::move(comm), o.optimizer(), how);
+        switch (o.zero) {
+        case 1: return sharing<zero1, T>(std::move(comm), o, trace, rank);
+        case 2: return sharing<zero2, T>(std::move(comm), o, trace, rank);
+        case 3: return sharing<zero3, T>(std::move(comm), o, trace, rank);
+        default: break;
         }
-        auto how = zero1::strategy_options<Comm>(comm.size(), trace);
+        auto how = ddp::strategy_options<Comm>(trace);
         how.trace_rank = rank;
-        return zero1::strategy<T, Comm>(std::move(comm), o.optimizer(), how);
+        return ddp::strategy<T, Comm>(std::move(comm), o.optimizer(), how);
+    }
+
+private:
+    template <class Stage, class T, class Comm>
+    [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> sharing(Comm comm, const options& o,
+                                                                        tutti::schedule::timeline* trace, int rank) {
+        auto how = Stage::template strategy_options<Comm>(comm.size(), trace);
+        how.trace_rank = rank;
+        return typename Stage::template strategy<T, Comm>(std::move(comm), o.optimizer(), how);
     }
 };
 

@@ -114,6 +114,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         alternative a{std::string(dimension), std::move(value), {}, false, {}};
         try {
             validate(m, j);
+            if (!can_run(j)) { throw usage_error("plan: ZeRO stages 2 and 3 take no pipeline"); }
             a.job = {j, time_of_step(m, j, on, s.kept_scores), peak_of(m, j)};
             a.possible = true;
             a.verdict = detail::verdict_of(best, a.job, limit);

@@ -165,6 +165,12 @@ inline void validate(const model_shape& m, const job& j) {
            [] { return std::string("node_shards sends gradients as they are"); });
 }
 
+/// Whether this library's strategies run a job. Stages 2 and 3 cut gradients after every micro-batch. A pipeline takes many
+/// of them, to hide its bubble, and has several under way; its two ends, which add up the gradients of the words' table,
+/// would wait for one another in each. So its replicas share the optimizer's state alone, as DeepSpeed's do. Jobs of other
+/// programs, which do otherwise, have a time and a memory all the same.
+[[nodiscard]] constexpr bool can_run(const job& j) noexcept { return j.zero_stage <= 1 || j.pipeline == 1; }
+
 /// Features of attention, of `hidden`, on the tensor rank that has most heads.
 [[nodiscard]] constexpr std::int64_t attention_features(const model_shape& m, const job& j) noexcept {
     return (m.heads + j.tensor - 1) / j.tensor * (m.hidden / m.heads);

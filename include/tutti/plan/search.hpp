@@ -30,7 +30,7 @@ struct search_space {
     std::vector<int> tensor{};
     std::vector<int> pipeline{};
     std::vector<std::int64_t> micro_batches{};  ///< sequences of each
-    std::vector<int> zero_stages{0, 1, 2, 3};
+    std::vector<int> zero_stages{0, 1, 2, 3};   ///< 2 and 3 where there is no pipeline, see can_run
     std::vector<recomputation> recomputations{recomputation::selective, recomputation::full};
     std::vector<pipelining> schedules{pipelining::gpipe, pipelining::one_forward_one_backward, pipelining::interleaved,
                                       pipelining::zero_bubble, pipelining::zero_bubble_v};
@@ -120,10 +120,11 @@ template <class T> [[nodiscard]] std::string allowed(const std::vector<T>& liste
 
 // Jobs that differ in what a micro-batch takes on a rank: f(job).
 template <class F> void for_each_layout(const model_shape& m, const search_space& s, F f) {
+    const int lowest = *std::min_element(s.zero_stages.begin(), s.zero_stages.end());
     for (const int t : tensor_ranks(m, s)) {
         for (const int p : dividing(s.pipeline, std::gcd(static_cast<int>(m.layers), s.ranks / t))) {
             const int d = s.ranks / t / p;
-            if (s.sequences % d != 0) { continue; }
+            if (s.sequences % d != 0 || !can_run({.pipeline = p, .zero_stage = lowest})) { continue; }
             for (const std::int64_t b : dividing(s.micro_batches, s.sequences / d)) {
                 for (const recomputation r : s.recomputations) {
                     for (const bool cut_rows : {false, true}) {
@@ -184,6 +185,7 @@ template <class F> void for_each_exchange(const search_space& s, const machine& 
         }
         for (const int stage : s.zero_stages) {
             k.zero_stage = stage;
+            if (!can_run(k)) { continue; }
             if (replicas == 1 || tau > 0 || stage > 0) { compressed(k); }
             if (stage == 3 && replicas == 1 && has_nodes) {
                 job keeping = k;
@@ -225,8 +227,8 @@ struct search_result {
 ///
 /// Semantics    the job with the least `precedes` first. What is cut off: layouts whose products, memory and tensor
 ///              collectives alone take longer than the last of `count` jobs that were found, schedules for which this
-///              holds with their bubble, and those that would not fit if all states were shared by all data ranks. No
-///              term of a time or of a memory is below 0, and sums of floats are monotone, so no result is lost.
+///              holds with their bubble, and those that would not fit if all data ranks shared as much as can_run lets
+///              them. No term of a time or of a memory is below 0, and sums of floats are monotone, so no result is lost.
 /// Determinism  of the arguments alone; no two jobs are of the same rank.
 /// Cost         well below a second for 3072 ranks and 10^12 parameters.
 /// Errors       usage_error for a space that makes no sense, or in which no number divides.
@@ -248,7 +250,10 @@ struct search_result {
                                     s.ranks, m.layers, m.heads, m.vocabulary, s.sequences,
                                     detail::allowed(s.tensor, "with tensor ranks") +
                                         detail::allowed(s.pipeline, "with stages") +
-                                        detail::allowed(s.micro_batches, "with micro-batches")));
+                                        detail::allowed(s.micro_batches, "with micro-batches") +
+                                        (detail::has(s.zero_stages, 0) || detail::has(s.zero_stages, 1)
+                                             ? ""
+                                             : ", with ZeRO stages that take no pipeline")));
     }
     std::stable_sort(layouts.begin(), layouts.end(),
                      [](const bounded& a, const bounded& b) { return a.seconds < b.seconds; });
@@ -263,6 +268,7 @@ struct search_result {
         if (count == 0 || too_slow(b.seconds)) { break; }
         detail::for_each_schedule(m, s, b.layout, [&](job scheduled) {
             scheduled.zero_stage = most_shared;
+            if (!can_run(scheduled)) { scheduled.zero_stage = 1; }
             rank_memory least = peak_of(m, scheduled).memory;
             least.exchange = 0;
             const step_time t = time_of_step(m, scheduled, on, s.kept_scores);

@@ -138,6 +138,11 @@ public:
     zero& operator=(zero&&) = delete;  // communication in flight belongs to one object all its life
 
     void attach(parameters<T, M>& list) {
+        attach(list, [] {});
+    }
+    /// The same; stage 3 calls `values_read` as soon as it does without the trainer's values, before it takes memory for
+    /// gradients and the optimizer's state: there they may be freed, in the queue's order, if the list stays as it is.
+    template <std::invocable Read> void attach(parameters<T, M>& list, Read values_read) {
         order_.expect_not_attached();
         detail::check_alone(comm_, [&] {
             detail::expect_valid(list, options_.bucket_bytes, options_.stochastic_rounding_seed);
@@ -153,6 +158,7 @@ public:
         order_.attach(list);
         for (const auto& p : list) { comm_.broadcast(p.value, 0); }
         take_masters(list);
+        if constexpr (Stage == 3) { values_read(); }
         moments_.emplace(optimizer_.template make_state<T>(queue_, plan_->owned()));
         state_ = detail::entries_of<T, M, Q>(
             list, ownership::sharded, [&](std::size_t i) { return part_of(list, i); }, owned_.view(), *moments_,
