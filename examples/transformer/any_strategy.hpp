@@ -28,10 +28,9 @@ namespace transformer {
 /// Semantics  the calls are the strategy's own; attach's second argument is that of zero's stage 3, and nothing to the
 ///            others. `levels`: of compression, by parameter, 0 for one that is sent as it is; none where gradients are
 ///            not compressed. `overlap`: what communication cost by rounds, or steps where there are none, as `trace`
-///            has it, which the strategy was made with. `collect`, after finish: the trainer's values are those of the
-///            model, also where ranks share them. Collective. step(h, norm): of a part of a model, whose norm of
-///            gradients is what `norm` says of this part's, averaged, in the order of owned(); strategies of
-///            make_strategy_of_parts can.
+///            has it, which the strategy was made with. step(h, norm): of a part of a model, whose norm of gradients is
+///            what `norm` says of this part's, averaged, in the order of owned(); strategies of make_strategy_of_parts
+///            can.
 /// Cost       an indirect call each.
 template <class T, tutti::queue Q> class any_strategy {
 public:
@@ -60,7 +59,6 @@ private:
         virtual void restored() = 0;
         virtual std::shared_ptr<void> consensus() = 0;
         virtual tutti::view<master, M> owned() = 0;
-        virtual void collect() = 0;
         virtual std::span<const tutti::state_entry<M>> state() = 0;
         virtual const tutti::schedule::bucket_plan& plan() = 0;
         virtual std::vector<int> levels() = 0;
@@ -69,7 +67,6 @@ private:
     };
     template <class S> struct calls_of final : calls {
         S own;
-        list* parameters = nullptr;
         explicit calls_of(S s) : own(std::move(s)) {}
         void attach(list& p, const std::function<void()>& values_read) override {
             if constexpr (requires { own.attach(p, values_read); }) {
@@ -77,7 +74,6 @@ private:
             } else {
                 own.attach(p);
             }
-            parameters = &p;
         }
         void begin(tutti::strategy::micro_batch m) override { own.begin(m); }
         tutti::view<const T, M> before_use(std::size_t i) override { return own.before_use(i); }
@@ -101,16 +97,6 @@ private:
         }
         tutti::view<master, M> owned() override { return own.owned(); }
         std::span<const tutti::state_entry<M>> state() override { return own.state(); }
-        void collect() override {
-            if constexpr (requires { S::stage; }) {
-                if constexpr (S::stage == 3) {
-                    for (std::size_t i = 0; i < parameters->size(); ++i) {
-                        tutti::copy(own.queue(), own.before_use(i), (*parameters)[i].value);
-                        own.after_use(i);
-                    }
-                }
-            }
-        }
         const tutti::schedule::bucket_plan& plan() override { return plan_of(own); }
         std::vector<int> levels() override {
             std::vector<int> of;
@@ -163,7 +149,6 @@ public:
     void restored() { own_->restored(); }
     [[nodiscard]] std::shared_ptr<void> consensus() { return own_->consensus(); }
     [[nodiscard]] tutti::view<master, M> owned() { return own_->owned(); }
-    void collect() { own_->collect(); }
     [[nodiscard]] std::span<const tutti::state_entry<M>> state() { return own_->state(); }
     [[nodiscard]] const tutti::schedule::bucket_plan& plan() { return own_->plan(); }
     [[nodiscard]] std::vector<int> levels() { return own_->levels(); }

@@ -22,7 +22,7 @@ template <class T> struct host_device {
     static constexpr bool is_accelerator = false;
     [[nodiscard]] static constexpr std::string_view name() { return "cpu"; }
     [[nodiscard]] static constexpr double peak_flops() { return 0; }
-    [[nodiscard]] math make_math(const tutti::host_queue&) const { return {}; }
+    [[nodiscard]] math make_math(const tutti::host_queue& queue) const { return math(queue); }
     /// With --network, calls take as long as they would between machines like that. Without, as long as they take.
     template <class Comm> [[nodiscard]] tutti::comm::shaped<Comm> communicator(Comm& world, const options& o) const {
         tutti::comm::shaped_network network{tutti::comm::link{}};

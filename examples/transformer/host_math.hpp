@@ -6,7 +6,7 @@
 #include <cstddef>    // size_t
 #include <cstdint>    // positions
 #include <span>       // probabilities
-#include <utility>    // exchange
+#include <utility>    // exchange, move
 #include <vector>     // scratch, positions
 
 #include <tutti/core/queue.hpp>  // host_queue
@@ -20,6 +20,7 @@ namespace transformer {
 
 /// The steps of a model over element type T, each complete on return. See model.hpp for what each means.
 template <class T> class host_math : public whole_layers<T> {
+    tutti::host_queue queue_;
     tokens in_, targets_;
     std::vector<std::int64_t> positions_;
     std::vector<std::int32_t> words_;
@@ -40,7 +41,9 @@ public:
     static constexpr bool wants_whole_context = false;
     static constexpr bool gelu_backward_restores_output = true;
 
-    [[nodiscard]] queue_type queue() const { return {}; }
+    host_math() = default;
+    explicit host_math(queue_type queue) : queue_(std::move(queue)) {}
+    [[nodiscard]] queue_type queue() const { return queue_; }
 
     void take(tokens in, tokens targets, int length) {
         in_ = in;

@@ -68,16 +68,35 @@ public:
 
     /// All parameters in model order, in one contiguous buffer; names and layouts are those of GPT-2's files.
     [[nodiscard]] tutti::strategy::parameters<T, M>& parameters() { return parameters_; }
-    [[nodiscard]] std::size_t parameter_count() const { return values_.size(); }
-    /// The contiguous buffer itself: what is hashed and saved.
+    [[nodiscard]] std::size_t parameter_count() const { return count_; }
+    /// The contiguous buffer itself; empty once it was released.
     [[nodiscard]] tutti::view<const T, M> values() const { return values_; }
+    /// The strategy does without the memory that values began in; of parameters() names and sizes are left.
+    void release_values() { values_ = tutti::buffer<T, Q>(memory_, 0); }
+    /// All values as the strategy has them, in model order. Collective where ranks share them.
+    template <class S> [[nodiscard]] std::vector<T> values_on_host(S& strategy) const {
+        std::vector<T> all;
+        all.reserve(count_);
+        for (std::size_t i = 0; i < parameters_.size(); ++i) {
+            const auto one = on_host(strategy.before_use(i));
+            all.insert(all.end(), one.begin(), one.end());
+            strategy.after_use(i);
+        }
+        return all;
+    }
+    /// Parameter i of those.
+    [[nodiscard]] std::span<const T> part_of(std::span<const T> all, std::size_t i) const {
+        std::size_t first = 0;
+        for (std::size_t before = 0; before < i; ++before) { first += parameters_[before].value.size(); }
+        return all.subspan(first, parameters_[i].value.size());
+    }
     template <class U> [[nodiscard]] auto on_host(tutti::view<const U, M> v) const {
         return transformer::on_host<U>(math_.queue(), v);
     }
     template <class U> void put(const std::vector<U>& from, tutti::view<U, M> to) const {
         transformer::put<U>(math_.queue(), from, to);
     }
-    /// Of all values, wherever they are. Cost: on a device, a copy of them all.
+    /// Of values(). Cost: on a device, a copy of them all.
     [[nodiscard]] std::uint64_t hash() const {
         const auto all = on_host(values());
         return tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(all)));
@@ -148,6 +167,7 @@ private:
 
     int batch_;
     tutti::strategy::parameters<T, M> parameters_;
+    std::size_t count_ = 0;  // of all values
     tutti::buffer<T, Q> values_;
     tutti::buffer<std::byte, Q> workspace_;
     typename base::kept_activations kept_;
@@ -167,9 +187,8 @@ model<Math>::model(const configuration& c, int batch, std::uint64_t seed, Math m
 }
 
 template <class Math> void model<Math>::make_parameters(std::uint64_t seed) {
-    std::size_t total = 0;
-    for (const declaration& d : this->list_) { total += d.size(); }
-    values_ = tutti::buffer<T, Q>(memory_, total);
+    for (const declaration& d : this->list_) { count_ += d.size(); }
+    values_ = tutti::buffer<T, Q>(memory_, count_);
     std::size_t offset = 0;
     for (std::size_t i = 0; i < this->list_.size(); ++i) {
         const declaration& d = this->list_[i];

@@ -34,13 +34,6 @@
 
 namespace transformer {
 
-/// The trainer's own copy of the parameters, where a model looks for them after its strategy has finished.
-template <class T, tutti::memory M> struct published {
-    tutti::strategy::parameters<T, M>& parameters;
-    [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) const { return parameters[i].value; }
-    void after_use(std::size_t) const {}
-};
-
 /// Mean loss over the whole validation text, in windows that do not overlap; ranks share the work.
 ///
 /// Semantics    collective over `world`. Every rank calls forward equally often, since before_use may communicate.
@@ -73,7 +66,8 @@ template <class Model, class S, class Comm>
     return losses[0] / static_cast<double>(scored);
 }
 
-/// `count` tokens that the model writes after `first`, at temperature 0.8.
+/// `count` tokens that the model writes after `first`, at temperature 0.8. Every rank calls it, as before_use may
+/// communicate, and has the same.
 /// Determinism  of weights and seed.
 template <class Model, class S>
 [[nodiscard]] std::vector<std::uint16_t> generate(Model& net, S& weights, std::uint16_t first, std::uint64_t seed,
@@ -199,7 +193,7 @@ template <class Device, class Comm>
         }
         world.agree(net.hash(), "weights loaded");
     }
-    strategy.attach(net.parameters());
+    strategy.attach(net.parameters(), [&] { net.release_values(); });
     if constexpr (has_masters<T>) {
         if (start) { read_masters(*start, net, strategy); }
     }
@@ -313,10 +307,9 @@ template <class Device, class Comm>
     }
 
     strategy.finish();
-    strategy.collect();
-    r.parameter_hash = net.hash();
+    const std::vector<T> values = net.values_on_host(strategy);
+    r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(values)));
     world.agree(r.parameter_hash, "parameters after training");
-    published<T, typename model<Math>::memory_type> weights{net.parameters()};
     if (!o.save.empty()) {
         if constexpr (has_masters<T>) {
             const auto masters = gather_masters(world, net, strategy);
@@ -325,15 +318,14 @@ template <class Device, class Comm>
                               [&](std::size_t i) { return std::span<const tutti::master_t<T>>(masters[i]); });
             }
         } else if (world.rank() == 0) {
-            write_weights(o.save, net.parameters(), [&](std::size_t i) {
-                return net.on_host(tutti::view<const T, typename model<Math>::memory_type>(net.parameters()[i].value));
-            });
+            write_weights(o.save, net.parameters(),
+                          [&](std::size_t i) { return net.part_of(std::span<const T>(values), i); });
         }
     }
-    r.validation.emplace_back(last_step, evaluate(net, weights, text.validation(), world));
-    if (world.rank() == 0 && !o.quiet) {
-        r.sample = o.token_file.empty() ? generate(net, weights, '\n', o.seed, 400)
-                                        : generate(net, weights, gpt2_end_of_text, o.seed, 64);
+    r.validation.emplace_back(last_step, evaluate(net, strategy, text.validation(), world));
+    if (!o.quiet) {
+        r.sample = o.token_file.empty() ? generate(net, strategy, '\n', o.seed, 400)
+                                        : generate(net, strategy, gpt2_end_of_text, o.seed, 64);
     }
 
     if (documents) { r.sequence = documents->finish(world); }
