@@ -23,6 +23,8 @@
 
 namespace tutti::strategy::detail {
 
+/// Semantics    attach, then update once a step. Masters, gradients and values stay the caller's.
+/// Cost         the optimizer's.
 template <class Optimizer, floating_element T, queue Q> class clipped_optimizer {
     using M = typename Q::memory_type;
 
@@ -37,7 +39,7 @@ public:
     clipped_optimizer(Optimizer rule, std::optional<std::uint64_t> rounding_seed)
         : rule_((rule.validate(), std::move(rule))), rounding_seed_(rounding_seed) {}
 
-    /// No update was made of so many elements, which the segments say what is of.
+    /// A new state for so many elements; the segments say which of them decay.
     void attach(Q q, std::size_t elements, std::vector<optimize::segment> segments) {
         segments_ = std::move(segments);
         state_.emplace(rule_.template make_state<T>(q, elements));

@@ -175,7 +175,8 @@ template <class T, memory M, class Part>
         } else {
             segments.push_back({own.place, own.count, p.decay});
         }
-        behind = p.value.data() == nullptr ? nullptr : p.value.data() + p.value.size();  // phantom memory has no addresses
+        behind =
+            p.value.data() == nullptr ? nullptr : p.value.data() + p.value.size();  // phantom memory has no addresses
     }
     return segments;
 }
