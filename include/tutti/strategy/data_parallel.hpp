@@ -3,11 +3,10 @@
 // Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020, section 3.
 #pragma once
 
-#include <cmath>     // isfinite
 #include <concepts>  // invocable
 #include <cstddef>   // size_t
 #include <cstdint>   // steps
-#include <optional>  // optimizer state exists from attach on; a seed
+#include <optional>  // what exists from attach on; a seed
 #include <span>      // state
 #include <string>    // names
 #include <utility>   // move
@@ -21,10 +20,10 @@
 #include <tutti/core/text.hpp>                          // formatted
 #include <tutti/optimize/clip.hpp>                      // global_norm
 #include <tutti/optimize/optimizer.hpp>                 // optimizer
-#include <tutti/optimize/publication.hpp>               // publication
 #include <tutti/schedule/bucket.hpp>                    // bucket_plan
 #include <tutti/schedule/lane.hpp>                      // lane
 #include <tutti/strategy/detail/changed_gradients.hpp>  // changed
+#include <tutti/strategy/detail/clipped_optimizer.hpp>  // clipped_optimizer
 #include <tutti/strategy/detail/gradient_storage.hpp>   // gradient_storage
 #include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order, ready_buckets
 #include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on, entries_of
@@ -81,10 +80,9 @@ public:
 
     explicit data_parallel(C comm, Optimizer optimizer = {}, data_parallel_options options = {}, Exchange exchange = {})
         : queue_(comm.queue())
-        , optimizer_((optimizer.validate(), std::move(optimizer)))
+        , optimizer_(std::move(optimizer), options.stochastic_rounding_seed)
         , exchange_((exchange.validate(), std::move(exchange)))
-        , bucket_bytes_(options.bucket_bytes)
-        , rounding_seed_(options.stochastic_rounding_seed)
+        , options_(options)
         , lanes_{options.timeout, options.trace, options.trace_rank, "main"}
         , steps_(options.trace, options.trace_rank < 0 ? comm.rank() : options.trace_rank)
         , gradients_(queue_)
@@ -97,24 +95,24 @@ public:
 
     void attach(parameters<T, M>& list) {
         order_.expect_not_attached();
-        detail::check_alone(comm_, [&] { detail::expect_valid(list, bucket_bytes_, rounding_seed_); });
+        detail::check_alone(
+            comm_, [&] { detail::expect_valid(list, options_.bucket_bytes, options_.stochastic_rounding_seed); });
         detail::agree_on(comm_, list, describe());
         parameters_ = list;
-        plan_ = detail::plan_of(list, bucket_bytes_);
+        plan_ = detail::plan_of(list, options_.bucket_bytes);
         order_.attach(list);
         gradients_.place(queue_, parameters_, plan_);
         place_values();
         norm_scratch_ = buffer<double, Q>(queue_, optimize::norm_blocks(plan_.elements) + 1);
-        segments_ = detail::decay_segments(parameters_, owned_storage_.size() != 0);
-        if (owned_storage_.size() != 0) { published_ = detail::values_of(parameters_, segments_); }
-        moments_.emplace(optimizer_.template make_state<T>(queue_, plan_.elements));
+        const auto whole = [&](std::size_t i) {
+            return detail::tensor_part{0, list[i].value.size(), plan_.offsets[i]};
+        };
+        const bool apart = owned_storage_.size() != 0;
+        optimizer_.attach(queue_, plan_.elements, detail::decay_segments(list, whole, apart));
+        if (apart) { published_ = detail::values_of(list, optimizer_.segments()); }
         exchanged_.emplace(exchange_.template make_state<C, T>(comm_, parameters_, plan_, lanes_));
-        state_ = detail::entries_of<T, M, Q>(
-            list, ownership::replicated,
-            [&](std::size_t i) {
-                return detail::tensor_part{0, list[i].value.size(), plan_.offsets[i]};
-            },
-            owned_, *moments_, exchanged_->entries());
+        state_ = detail::entries_of<T, M, Q>(list, ownership::replicated, whole, owned_, optimizer_.state(),
+                                             exchanged_->entries());
         for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
             bucket_names_.push_back(formatted("all_reduce bucket {}", b));
         }
@@ -149,12 +147,8 @@ public:
         }
     }
 
-    /// The bits of update(h) and publish(), without reading the masters a second time.
-    step_result step(hyper h) {
-        return step(h, [](view<T, M>) {});
-    }
-    /// The same of gradients that `change` was given first, as in update.
-    template <std::invocable<view<T, M>> Change> step_result step(hyper h, Change change) {
+    /// The bits of update(h, change) and publish(), without reading the masters a second time.
+    template <std::invocable<view<T, M>> Change = detail::no_change> step_result step(hyper h, Change change = {}) {
         const step_result result = advance(h, published_, std::move(change));
         if (result.skipped) { publish(); }  // an outer strategy may have changed owned() before
         steps_.end(queue_);
@@ -162,13 +156,10 @@ public:
     }
 
     /// Averages, clips and applies the gradients to owned(), and leaves the values as they are: between this and
-    /// publish() an outer strategy may change owned(). Errors: as step.
-    step_result update(hyper h) {
-        return update(h, [](view<T, M>) {});
-    }
-    /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned(). If
-    /// it returns a number, that is the gradient's norm, of a model of which other ranks have the rest.
-    template <std::invocable<view<T, M>> Change> step_result update(hyper h, Change change) {
+    /// publish() an outer strategy may change owned(). `change(view)` is given the gradients first, averaged and not
+    /// clipped, in the order of owned(); if it returns a number, that is the gradient's norm, of a model of which other
+    /// ranks have the rest. Errors: as step.
+    template <std::invocable<view<T, M>> Change = detail::no_change> step_result update(hyper h, Change change = {}) {
         return advance(h, {}, std::move(change));
     }
 
@@ -177,9 +168,9 @@ public:
     void publish() {
         order_.expect_between_steps("publish");
         for (std::size_t k = 0; k < published_.size(); ++k) {
-            const optimize::segment& s = segments_[k];
-            detail::round_values<Q, T>(queue_, owned_.sub(s.first, s.count), published_[k],
-                                       detail::rounding_noise(rounding_seed_, moments_->steps()), s.first);
+            const optimize::segment& s = optimizer_.segments()[k];
+            detail::round_values<Q, T>(queue_, owned_.sub(s.first, s.count), published_[k], optimizer_.noise(),
+                                       s.first);
         }
     }
 
@@ -194,13 +185,13 @@ public:
     [[nodiscard]] std::vector<view<master, M>> moments() const {
         order_.expect_between_steps("moments");
         std::vector<view<master, M>> all;
-        for (const auto& m : moments_->moments()) { all.push_back(m.values.view()); }
+        for (const auto& m : optimizer_.state().moments()) { all.push_back(m.values.view()); }
         return all;
     }
     /// As if no update had been made. Stochastic rounding, which counts updates, draws the same numbers again.
     void reset_moments() {
         order_.expect_between_steps("reset_moments");
-        moments_->reset(queue_);
+        optimizer_.state().reset(queue_);
     }
 
     void flush() {
@@ -221,15 +212,12 @@ public:
     }
     void restored() {
         order_.expect_between_steps("restored");
-        moments_->restored(queue_);
+        optimizer_.state().restored(queue_);
         exchanged_->restored();
         publish();
     }
 
-    /// Replicas are equal between steps: the scope changes nothing.
-    struct [[nodiscard]] consensus_scope {
-        ~consensus_scope() {}  // NOLINT: marks the scope as used
-    };
+    using consensus_scope = equal_replicas;
     consensus_scope consensus() const {
         order_.expect_between_steps("consensus");
         return {};
@@ -237,7 +225,7 @@ public:
 
     [[nodiscard]] Q queue() const { return queue_; }
     /// Steps that were skipped because the gradient was not finite.
-    [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return skipped_; }
+    [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return optimizer_.skipped(); }
     [[nodiscard]] const schedule::bucket_plan& plan() const noexcept { return plan_; }
     /// The exchange's own controls, such as levels; between steps.
     [[nodiscard]] state_of_exchange& exchange() {
@@ -248,8 +236,8 @@ public:
 private:
     /// Equal exactly when ranks do the same with the same gradients.
     [[nodiscard]] std::string describe() const {
-        return formatted("{}, {} in buckets of {} bytes{}", optimizer_.describe(), exchange_.describe(), bucket_bytes_,
-                         detail::describe_rounding(rounding_seed_));
+        return formatted("{}, {} in buckets of {} bytes{}", optimizer_.describe(), exchange_.describe(),
+                         options_.bucket_bytes, detail::describe_rounding(options_.stochastic_rounding_seed));
     }
 
     /// One update, which writes the values too if views of them are given.
@@ -258,23 +246,11 @@ private:
         order_.step();
         for (const auto& t : in_flight_) { t.wait(queue_); }
         const std::optional<double> norm = detail::changed(change, gradients_.flat());
-        step_result result;
-        const double gradient_factor = 1 / order_.loss_scale();
-        result.norm =
-            gradient_factor *
-            (norm ? *norm
-                  : optimize::global_norm(queue_, view<const T, M>(gradients_.flat()), 0, plan_.elements,
-                                          norm_scratch_.view(), [this](view<double, M> x) { sum_over_shards(x); }));
-        result.skipped = !std::isfinite(result.norm);
-        if (result.skipped) {
-            ++skipped_;
-        } else {
-            optimizer_.update(
-                queue_, owned_, view<const T, M>(gradients_.flat()), *moments_, segments_,
-                {h.learning_rate, gradient_factor * optimize::clip_factor(result.norm, h.clip_norm)},
-                optimize::publication<T, M>{values, detail::rounding_noise(rounding_seed_, moments_->steps() + 1)});
-        }
-        return result;
+        const view<const T, M> gradients = gradients_.flat();
+        const double own_norm = norm ? *norm
+                                     : optimize::global_norm(queue_, gradients, 0, plan_.elements, norm_scratch_.view(),
+                                                             [this](view<double, M> x) { sum_over_shards(x); });
+        return optimizer_.update(queue_, owned_, gradients, own_norm, order_.loss_scale(), h, values);
     }
 
     void place_values() {
@@ -309,27 +285,23 @@ private:
     }
 
     Q queue_;
-    Optimizer optimizer_;
+    detail::clipped_optimizer<Optimizer, T, Q> optimizer_;
     Exchange exchange_;
-    std::size_t bucket_bytes_;
-    std::optional<std::uint64_t> rounding_seed_;
+    data_parallel_options options_;
     schedule::lane_options lanes_;  // this one's lane, and those of the exchange
     detail::step_trace<Q> steps_;
     detail::micro_batch_order order_;
     parameters<T, M> parameters_;
     schedule::bucket_plan plan_;
     std::vector<std::string> bucket_names_;
-    std::vector<optimize::segment> segments_;
     std::vector<view<T, M>> published_;  // the trainer's values by segment; none where owned() is their memory
     std::vector<state_entry<M>> state_;
-    std::uint64_t skipped_ = 0;
     detail::ready_buckets ready_;
 
     detail::gradient_storage<T, Q> gradients_;
     buffer<master, Q> owned_storage_;
     buffer<double, Q> norm_scratch_;
     view<master, M> owned_;
-    std::optional<optimize::optimizer_state<T, Q>> moments_;
     std::optional<state_of_exchange> exchanged_;
 
     // Last, so that destruction ends communication before the memory it uses is released.

@@ -88,6 +88,11 @@ concept strategy = std::move_constructible<S> && queue<typename S::queue_type> &
     { s.queue() } -> std::same_as<typename S::queue_type>;
 };
 
+/// What consensus() gives where replicas are equal between steps: there is nothing to restore.
+struct [[nodiscard]] equal_replicas {
+    ~equal_replicas() {}  // NOLINT: marks the scope as used
+};
+
 /// A strategy that an outer one can work on.
 ///
 /// Semantics  step(h) == update(h); publish(). Between the two an outer strategy may change owned().

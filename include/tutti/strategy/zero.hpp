@@ -3,7 +3,6 @@
 // Source: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models, SC 2020, section 5.
 #pragma once
 
-#include <cmath>        // isfinite
 #include <concepts>     // invocable
 #include <cstddef>      // size_t
 #include <cstdint>      // steps
@@ -21,16 +20,16 @@
 #include <tutti/core/hash.hpp>                          // hash_of
 #include <tutti/core/reduce_op.hpp>                     // mean, sum
 #include <tutti/core/text.hpp>                          // formatted
-#include <tutti/optimize/clip.hpp>                      // clip_factor
 #include <tutti/optimize/optimizer.hpp>                 // optimizer
 #include <tutti/schedule/bucket.hpp>                    // bucket_plan
 #include <tutti/schedule/lane.hpp>                      // lane_options
 #include <tutti/strategy/detail/changed_gradients.hpp>  // changed
+#include <tutti/strategy/detail/clipped_optimizer.hpp>  // clipped_optimizer
 #include <tutti/strategy/detail/live_values.hpp>        // stage 3
 #include <tutti/strategy/detail/micro_batches.hpp>      // micro_batch_order, ready_buckets
 #include <tutti/strategy/detail/parameter_list.hpp>     // expect_valid, agree_on, entries_of
 #include <tutti/strategy/detail/published_values.hpp>   // stages 1 and 2
-#include <tutti/strategy/detail/rounding.hpp>           // rounding_noise
+#include <tutti/strategy/detail/rounding.hpp>           // describe_rounding
 #include <tutti/strategy/detail/shard_plan.hpp>         // shard_plan
 #include <tutti/strategy/detail/sharded_gradients.hpp>  // gradients of each stage
 #include <tutti/strategy/detail/sharded_norm.hpp>       // sharded_norm
@@ -127,7 +126,7 @@ public:
 
     explicit zero(C comm, Optimizer optimizer = {}, zero_options options = {}, Exchange exchange = {})
         : queue_(comm.queue())
-        , optimizer_((optimizer.validate(), std::move(optimizer)))
+        , optimizer_(std::move(optimizer), options.stochastic_rounding_seed)
         , exchange_((exchange.validate(), std::move(exchange)))
         , options_(options)
         , rank_(options.trace_rank < 0 ? comm.rank() : options.trace_rank)
@@ -157,12 +156,18 @@ public:
         plan_ = exchanged_->plan();
         order_.attach(list);
         for (const auto& p : list) { comm_.broadcast(p.value, 0); }
-        take_masters(list);
+        const auto part = [&](std::size_t i) { return plan_->part_of(i, list[i].value.size()); };
+        owned_ = buffer<master, Q>(queue_, plan_->owned());
+        for (std::size_t i = 0; i < list.size(); ++i) {
+            const detail::tensor_part own = part(i);
+            if (own.count == 0) { continue; }
+            copy(queue_, list[i].value.sub(own.first, own.count), owned_.view().sub(own.place, own.count));
+        }
+        auto segments = detail::decay_segments(list, part);
         if constexpr (Stage == 3) { values_read(); }
-        moments_.emplace(optimizer_.template make_state<T>(queue_, plan_->owned()));
-        state_ = detail::entries_of<T, M, Q>(
-            list, ownership::sharded, [&](std::size_t i) { return part_of(list, i); }, owned_.view(), *moments_,
-            exchanged_->entries());
+        optimizer_.attach(queue_, plan_->owned(), std::move(segments));
+        state_ = detail::entries_of<T, M, Q>(list, ownership::sharded, part, owned_.view(), optimizer_.state(),
+                                             exchanged_->entries());
         norm_.emplace(queue_, *plan_);
         const schedule::lane_options lanes{options_.timeout, options_.trace, rank_, "main"};
         gradients_.emplace(comm_, list, exchanged_, lanes);
@@ -212,11 +217,8 @@ public:
                      [this](std::size_t b) { gradients_->launch(queue_, b, order_.first(), order_.last()); });
     }
 
-    step_result step(hyper h) {
-        return step(h, [](view<T, M>) {});
-    }
-    /// The same of gradients that `change` was given first, as in update.
-    template <std::invocable<view<T, M>> Change> step_result step(hyper h, Change change) {
+    /// update(h, change) and publish().
+    template <std::invocable<view<T, M>> Change = detail::no_change> step_result step(hyper h, Change change = {}) {
         const step_result result = update(h, std::move(change));
         publish();
         steps_.end(queue_);
@@ -224,13 +226,10 @@ public:
     }
 
     /// Clips and applies the averaged gradients to owned(), and leaves the values as they are: between this and
-    /// publish() an outer strategy may change owned(). Errors: as step.
-    step_result update(hyper h) {
-        return update(h, [](view<T, M>) {});
-    }
-    /// The same of gradients that `change(view)` was given first, averaged and not clipped, in the order of owned(). If
-    /// it returns a number, that is the gradient's norm, of a model of which other ranks have the rest.
-    template <std::invocable<view<T, M>> Change> step_result update(hyper h, Change change) {
+    /// publish() an outer strategy may change owned(). `change(view)` is given the gradients first, averaged and not
+    /// clipped, in the order of owned(); if it returns a number, that is the gradient's norm, of a model of which other
+    /// ranks have the rest. Errors: as step.
+    template <std::invocable<view<T, M>> Change = detail::no_change> step_result update(hyper h, Change change = {}) {
         detail::expect_valid(h);
         order_.expect_attached("step");
         values_->expect_unused("step");
@@ -241,18 +240,9 @@ public:
         gradients_->reduced();
         const std::optional<double> norm = detail::changed(change, gradients_->shard().shard());
         const view<const T, M> mine = gradients_->shard().shard();
-        step_result result;
-        const double gradient_factor = 1 / order_.loss_scale();
-        result.norm = gradient_factor *
-                      (norm ? *norm : exchanged_->among(comm_, [&](C& group) { return (*norm_)(group, mine); }));
-        result.skipped = !std::isfinite(result.norm);
-        if (result.skipped) {
-            ++skipped_;
-        } else {
-            optimizer_.update(queue_, owned_.view(), mine, *moments_, segments_,
-                              {h.learning_rate, gradient_factor * optimize::clip_factor(result.norm, h.clip_norm)});
-        }
-        return result;
+        const double own_norm =
+            norm ? *norm : exchanged_->among(comm_, [&](C& group) { return (*norm_)(group, mine); });
+        return optimizer_.update(queue_, owned_.view(), mine, own_norm, order_.loss_scale(), h);
     }
 
     /// owned() -> values, on their way when this returns. Rounds as the last update did, so that it may be called
@@ -296,7 +286,7 @@ public:
             comm_.agree(hash_of(queue_, hashes.view()), "the hash of all parameters at finish");
         }
         exchanged_->expect_replicas(comm_, owned_.view());
-        comm_.agree(moments_->steps(), "the number of updates at finish");
+        comm_.agree(optimizer_.state().steps(), "the number of updates at finish");
     }
 
     /// What the caller's queue does next may change it, followed by restored().
@@ -308,15 +298,12 @@ public:
     /// Collective.
     void restored() {
         order_.expect_between_steps("restored");
-        moments_->restored(queue_);
+        optimizer_.state().restored(queue_);
         exchanged_->restored();
         publish_values();
     }
 
-    /// Values are common between steps: the scope changes nothing.
-    struct [[nodiscard]] consensus_scope {
-        ~consensus_scope() {}  // NOLINT: marks the scope as used
-    };
+    using consensus_scope = equal_replicas;
     consensus_scope consensus() {
         order_.expect_between_steps("consensus");
         values_->settle(queue_);
@@ -325,7 +312,7 @@ public:
 
     [[nodiscard]] Q queue() const { return queue_; }
     /// Steps that were skipped because the gradient was not finite.
-    [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return skipped_; }
+    [[nodiscard]] std::uint64_t skipped_steps() const noexcept { return optimizer_.skipped(); }
     /// Which elements are whose; from attach on.
     [[nodiscard]] const detail::shard_plan& shards() const {
         order_.expect_attached("shards");
@@ -344,34 +331,10 @@ private:
                          options_.bucket_bytes, detail::describe_rounding(options_.stochastic_rounding_seed),
                          exchange_.describe());
     }
-    [[nodiscard]] std::optional<random_stream> noise() const noexcept {
-        return detail::rounding_noise(options_.stochastic_rounding_seed, moments_->steps());
-    }
-
-    void publish_values() { values_->publish(queue_, owned_, noise(), moments_->steps()); }
-
-    /// Masters from the values, and the runs of equal decay among them.
-    void take_masters(const parameters<T, M>& list) {
-        owned_ = buffer<master, Q>(queue_, plan_->owned());
-        for (std::size_t i = 0; i < list.size(); ++i) {
-            const detail::tensor_part own = part_of(list, i);
-            if (own.count == 0) { continue; }
-            copy(queue_, list[i].value.sub(own.first, own.count), owned_.view().sub(own.place, own.count));
-            if (!segments_.empty() && segments_.back().decay == list[i].decay) {
-                segments_.back().count += own.count;
-            } else {
-                segments_.push_back({own.place, own.count, list[i].decay});
-            }
-        }
-    }
-    [[nodiscard]] detail::tensor_part part_of(const parameters<T, M>& list, std::size_t i) const {
-        const schedule::bucket_plan& plan = plan_->buckets();
-        const detail::owned_piece own = plan_->own_of(plan.bucket_of[i], plan.offsets[i], list[i].value.size());
-        return {own.first - plan.offsets[i], own.count, own.place};
-    }
+    void publish_values() { values_->publish(queue_, owned_, optimizer_.noise(), optimizer_.state().steps()); }
 
     Q queue_;
-    Optimizer optimizer_;
+    detail::clipped_optimizer<Optimizer, T, Q> optimizer_;
     Exchange exchange_;
     zero_options options_;
     int rank_;  // in a trace
@@ -379,13 +342,10 @@ private:
     detail::micro_batch_order order_;
     parameters<T, M> list_;  // what finish compares
     std::shared_ptr<const detail::shard_plan> plan_;
-    std::vector<optimize::segment> segments_;
     std::vector<state_entry<M>> state_;
-    std::uint64_t skipped_ = 0;
     detail::ready_buckets ready_;
 
     buffer<master, Q> owned_;
-    std::optional<optimize::optimizer_state<T, Q>> moments_;
     std::optional<detail::sharded_norm<C, T>> norm_;
 
     // Last, so that destruction ends communication before the memory it uses is released.

@@ -8,6 +8,11 @@
 
 namespace tutti::strategy::detail {
 
+/// A caller that leaves gradients as they are.
+struct no_change {
+    template <class View> void operator()(View) const noexcept {}
+};
+
 /// Calls change(gradient). The norm that it returns: that of a whole model, of which the strategy has a part; none where
 /// it returns nothing.
 template <class Change, class View> [[nodiscard]] std::optional<double> changed(Change& change, View gradient) {

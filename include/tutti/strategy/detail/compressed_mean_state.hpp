@@ -37,6 +37,7 @@ template <class Compressor, class C, class T>
 concept goes_by_node =
     compress::reducible_by<Compressor, C, T> && comm::can_reduce_scatter<C, T, mean> && comm::can_all_gather<C, T>;
 
+/// Semantics    as gradient_exchange's states; the communicator is that of the strategy, and between nodes two of its own.
 template <class How, communicator C, floating_element T> class compressed_mean_state {
     using Q = queue_of<C>;
     using M = memory_of<C>;

@@ -158,24 +158,25 @@ template <class T, memory M>
     return {begin, size};
 }
 
-/// Runs of elements with the same decay flag, as few as possible; with `split_values` also one behind the other in the
-/// trainer's memory.
-template <class T, memory M>
-[[nodiscard]] std::vector<optimize::segment> decay_segments(const parameters<T, M>& list, bool split_values = false) {
+/// Runs of this rank's elements with the same decay flag, as few as possible; with `split_values` also one behind the
+/// other in the trainer's memory. part(i) says what of tensor i is here.
+template <class T, memory M, class Part>
+[[nodiscard]] std::vector<optimize::segment> decay_segments(const parameters<T, M>& list, Part part,
+                                                            bool split_values = false) {
     std::vector<optimize::segment> segments;
-    std::size_t first = 0;
     const T* behind = nullptr;  // the last value
-    for (const auto& p : list) {
-        const std::size_t size = p.value.size();
-        if (size == 0) { continue; }
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        const tensor_part own = part(i);
+        const auto& p = list[i];
+        if (own.count == 0) { continue; }
         const bool joined = !split_values || p.value.data() == behind;
         if (!segments.empty() && segments.back().decay == p.decay && joined) {
-            segments.back().count += size;
+            segments.back().count += own.count;
         } else {
-            segments.push_back({first, size, p.decay});
+            segments.push_back({own.place, own.count, p.decay});
         }
-        first += size;
-        behind = p.value.data() == nullptr ? nullptr : p.value.data() + size;  // phantom memory has no addresses
+        behind =
+            p.value.data() == nullptr ? nullptr : p.value.data() + p.value.size();  // phantom memory has no addresses
     }
     return segments;
 }

@@ -12,7 +12,7 @@
 #include <tutti/core/view.hpp>                       // view
 #include <tutti/optimize/clip.hpp>                   // norm_block
 #include <tutti/schedule/bucket.hpp>                 // bucket_plan
-#include <tutti/strategy/detail/parameter_list.hpp>  // contiguous
+#include <tutti/strategy/detail/parameter_list.hpp>  // contiguous, tensor_part
 #include <tutti/strategy/strategy.hpp>               // parameters
 
 namespace tutti::strategy::detail {
@@ -94,6 +94,11 @@ public:
         const std::size_t end = std::min(first + count, all.first + all.count);
         if (begin >= end) { return {first, 0, 0}; }
         return {begin, end - begin, all.place + (begin - all.first)};
+    }
+    /// What this rank owns of tensor i of `size` elements.
+    [[nodiscard]] tensor_part part_of(std::size_t i, std::size_t size) const noexcept {
+        const owned_piece own = own_of(plan_.bucket_of[i], plan_.offsets[i], size);
+        return {own.first - plan_.offsets[i], own.count, own.place};
     }
 };
 
