@@ -131,10 +131,10 @@ public:
     any_strategy() = default;
     template <tutti::strategy::strategy S> any_strategy(S s) : own_(std::make_unique<calls_of<S>>(std::move(s))) {}
 
-    void attach(
-        list& p, const std::function<void()>& values_read = [] {}) {
-        own_->attach(p, values_read);
+    void attach(list& p) {
+        own_->attach(p, [] {});
     }
+    void attach(list& p, const std::function<void()>& values_read) { own_->attach(p, values_read); }
     void begin(tutti::strategy::micro_batch m) { own_->begin(m); }
     [[nodiscard]] tutti::view<const T, M> before_use(std::size_t i) { return own_->before_use(i); }
     void after_use(std::size_t i) { own_->after_use(i); }

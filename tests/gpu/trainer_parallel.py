@@ -1,6 +1,6 @@
 """trainer_parallel.py TRANSFORMER [MPIRUN OPTIONS...]: ranks that have parts of the model, of sequences and of documents,
 on 2 and 4 GPUs: the losses of one GPU and of the CPU, the CPU's bytes along each dimension, the same bits twice and
-after a checkpoint, weights that survive a file, and what is said where memory ends.
+after a checkpoint, weights that survive a file, what is not held where ranks share it, and what is said where memory ends.
 Ranks are threads, a GPU each, as far as there are GPUs, and else, with mpirun, processes that share them.
 Needs nothing beyond Python's standard library. Exits with 77, and the reason, where no GPU answers.
 """

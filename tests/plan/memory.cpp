@@ -145,8 +145,8 @@ TEST_CASE("what strategies hold beside states") {
     CHECK(bytes({.data = 8}) == 0);
     for (const int stage : {1, 2, 3}) { CHECK(bytes({.zero_stage = stage}) == 0); }  // nobody to share with
     CHECK(bytes({.data = 8, .zero_stage = 1}) == 2.0 * p / 8);
-    CHECK(bytes({.data = 8, .zero_stage = 2}) == 2 * bucket);
-    CHECK(bytes({.data = 8, .zero_stage = 3}) == 4 * bucket);
+    CHECK(bytes({.data = 8, .zero_stage = 2}) == 3 * bucket);
+    CHECK(bytes({.data = 8, .zero_stage = 3}) == 6 * bucket);
     // A shard of a replica's two ranks; copies of masters for rounds.
     CHECK(bytes({.data = 8, .zero_stage = 1, .replicas = 4}) == 2.0 * p / 2);
     CHECK(bytes({.data = 8, .replicas = 8, .tau = 4}) == 12.0 * p);
@@ -154,10 +154,10 @@ TEST_CASE("what strategies hold beside states") {
     CHECK(bytes({.data = 8, .compression = 4}) == 4.0 * p);
     CHECK(bytes({.data = 8, .zero_stage = 1, .compression = 4}) == 2.0 * p / 8 + 4.0 * p);
     CHECK(bytes({.data = 8, .zero_stage = 1, .replicas = 4, .tau = 4, .compression = 4}) == 18.0 * p / 2);
-    CHECK(bytes({.data = 8, .zero_stage = 3, .secondary = 4}) == 4 * bucket + 2.0 * p / 4);
+    CHECK(bytes({.data = 8, .zero_stage = 3, .secondary = 4}) == 6 * bucket + 2.0 * p / 4);
     // The table of words is larger than a bucket.
     const model_shape wide{8, 4096, 8, 51200, 256};
-    CHECK(exchange_bytes(wide, {.tensor = 2, .data = 8, .zero_stage = 3}, p) == 4 * 51200.0 * 4096 / 2 * 2);
+    CHECK(exchange_bytes(wide, {.tensor = 2, .data = 8, .zero_stage = 3}, p) == 6 * 51200.0 * 4096 / 2 * 2);
     // States of a replica are shared inside it.
     const job nodes{.data = 8, .zero_stage = 3, .replicas = 2};
     CHECK(memory_of_rank(m, nodes, 0).states == 16.0 * static_cast<double>((m.parameters() + 3) / 4));

@@ -72,7 +72,8 @@ struct bytes_per_parameter {
 /// Bytes that the strategy over data ranks holds beside states, of a rank with `parameters` in `layers`.
 ///
 /// With o parameters owned, and L bytes of the largest bucket, 16 MiB or the largest tensor:
-///   zero<1>  2 o;  zero<2>  2 L, gradients;  zero<3>  4 L, gradients and values
+///   zero<1>  2 o;  zero<2>  3 L, gradients;  zero<3>  6 L, gradients and values: of gradients the words' bucket, to which
+///            both ends of the model add, the one at work and the next; of values both that share a layer, and the next
 ///   local_update  12 o: what is sent, what it was sent from, momentum (slow_mo, co2; local_sgd takes a third of it)
 ///   secondary_shards of g ranks  2/g a parameter
 ///   compression   4 a parameter, what was lost; over local_update 4 o
@@ -82,7 +83,7 @@ struct bytes_per_parameter {
     const auto owned = static_cast<double>(sharded ? (parameters + j.shards() - 1) / j.shards() : parameters);
     const std::int64_t tensor = std::max(4 * m.hidden, m.vocabulary) * m.hidden / j.tensor * 2;
     const auto bucket = static_cast<double>(std::max(std::int64_t{16} << 20, tensor));
-    double bytes = j.zero_stage == 1 ? 2 * owned : j.zero_stage == 2 ? 2 * bucket : j.zero_stage == 3 ? 4 * bucket : 0;
+    double bytes = j.zero_stage == 1 ? 2 * owned : j.zero_stage == 2 ? 3 * bucket : j.zero_stage == 3 ? 6 * bucket : 0;
     if (j.secondary > 0) { bytes += 2 * static_cast<double>((parameters + j.secondary - 1) / j.secondary); }
     if (j.tau > 0) { bytes += 12 * owned; }
     if (j.compression > 1) { bytes += 4 * (j.tau > 0 ? owned : static_cast<double>(parameters)); }
