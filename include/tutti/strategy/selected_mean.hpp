@@ -229,7 +229,7 @@ template <std::copyable Compressor> struct selected_mean {
     };
 
     void validate() const {
-        controlled().validate();
+        mean.validate();
         static_cast<void>(compress::level_schedule(steps));  // refuses
         for (std::size_t l = 1; l < levels.size(); ++l) {
             if (levels[l] <= levels[l - 1]) {
