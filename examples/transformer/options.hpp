@@ -471,9 +471,11 @@ inline void refuse_unused(const CLI::App& app, const options& o) {
     const std::vector<std::string> asked = o.compare.empty() ? std::vector{o.pipeline} : o.compare;
     for (const auto& [option, by] : users) {
         const bool used = std::find_first_of(asked.begin(), asked.end(), by.begin(), by.end()) != asked.end();
-        detail::require(app.count(option) == 0 || used,
-                        fmt::format("{}: pipeline '{}' makes no use of it; {} {}", option, asked.front(),
-                                    fmt::join(by, ", "), by.size() == 1 ? "does" : "do"));
+        if (app.count(option) == 0 || used) { continue; }
+        std::string list;
+        for (const std::string_view name : by) { list += fmt::format("{}{}", list.empty() ? "" : ", ", name); }
+        throw bad_input(fmt::format("{}: pipeline '{}' makes no use of it; {} {}", option, asked.front(), list,
+                                    by.size() == 1 ? "does" : "do"));
     }
 }
 

@@ -20,6 +20,7 @@
 #include <tutti/compress/dense.hpp>            // nothing lost
 #include <tutti/compress/power_sgd.hpp>        // linear
 #include <tutti/compress/quantize.hpp>         // cut among owners
+#include <tutti/compress/random_k.hpp>         // compressor
 #include <tutti/compress/shards.hpp>           // cut
 #include <tutti/compress/top_k.hpp>            // gathered whole
 #include <tutti/optimize/adamw.hpp>            // optimizer
@@ -289,6 +290,7 @@ TEST_CASE("a resume from the saved state continues with the same bits") {
     check(compressed_mean<compress::power_sgd>{.level = 2});
     check(compressed_mean<compress::quantize>{.level = 3, .seed = 7});
     check(compressed_mean<compress::top_k>{.level = 500});
+    check(compressed_mean<compress::random_k>{.level = 2500, .seed = 7});
     check(compressed_mean<compress::quantize>{.level = 3, .seed = 7, .nodes = nodes(2, 2)});
     check(compressed_mean<compress::power_sgd>{.level = 2, .nodes = nodes(2, 2)});
     check(compressed_mean<compress::top_k>{.level = 500, .momentum = compress::momentum_options{}});
