@@ -211,10 +211,15 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into,
     } else {
         for (const char* const key :
              {"flops", "memory_bytes", "memory_bandwidth", "ranks_per_node", "inside", "between"}) {
-            if (!o.has(key)) { throw bad_input(fmt::format("{}: neither '{}' nor 'like'", path, key)); }
+            if (!o.has(key)) {
+                throw bad_input(fmt::format("{}: neither '{}' nor 'like', which names a published machine", path, key));
+            }
         }
+        m.inside.latency_seconds = plan::dgx_a100.inside.latency_seconds;  // assumed, as those of all machines here
+        m.between.latency_seconds = plan::dgx_a100.between.latency_seconds;
     }
     name = o.get<std::string>("name", path);
+    m.name = name;
     const auto figure = [&o](const char* key, double& into, plan::evidence& known, bool is_share = false) {
         o.positive(key, into, is_share);
         if (o.has(key)) { known = plan::evidence::given; }
@@ -257,6 +262,7 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into,
     std::vector<plan::measured_step> steps;
     o.each("steps", [&](const json& s, const std::string& where) { steps.push_back(step_of(s, where)); });
     try {
+        plan::validate(m);
         if (!products.empty()) { m = calibrated(m, std::span<const plan::measured_product>(products)); }
         if (!collectives.empty()) { m = calibrated(m, std::span<const plan::measured_collective>(collectives)); }
         if (!steps.empty()) { m = calibrated(m, std::span<const plan::measured_step>(steps)); }

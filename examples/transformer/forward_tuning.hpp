@@ -211,6 +211,7 @@ template <class Device, class Comm>
     const auto steps = static_cast<std::uint64_t>(last_step);
     figures.scalar_bytes = driver.scalar_bytes() / steps;
     figures.skipped = driver.skipped();
+    figures.flat = driver.flat();
     figures.host_bytes = weights->host_bytes();
     if (gather) {
         figures.gather = ways_to_gather[gather->chosen()];

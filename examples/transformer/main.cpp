@@ -6,6 +6,7 @@
 #include <cstdio>      // stderr
 #include <cstdlib>     // getenv
 #include <filesystem>  // own sources
+#include <new>         // bad_alloc
 #include <optional>    // exit code
 #include <string>      // messages
 #include <utility>     // pair
@@ -127,10 +128,6 @@ std::vector<std::string> own_sources() {
 
 /// All that can be refused before something is written, the cheap questions first.
 void check(options& o, int processes) {
-    if (!pipelines_known::has(o.pipeline)) {
-        throw bad_input(fmt::format("{}: '{}' is not one of {}", o.compare.empty() ? "--pipeline" : "--compare",
-                                    o.pipeline, pipelines_known::names()));
-    }
     complete(o, pipelines_known::is_single_rank(o.pipeline), processes);
     if (o.of_parts()) { static_cast<void>(schedule_of(o)); }  // refuses
     if (o.device == "cuda") {
@@ -238,6 +235,13 @@ std::optional<int> parse(int argc, char** argv, options& o) {
         throw bad_input(fmt::format("{}; --help lists the options", e.what()));
     } catch (const CLI::ParseError& e) { throw bad_input(e.what()); }
     choose_model(app, o);
+    for (const std::string& name : o.compare.empty() ? std::vector{o.pipeline} : o.compare) {
+        if (!pipelines_known::has(name)) {
+            throw bad_input(fmt::format("{}: '{}' is not one of {}", o.compare.empty() ? "--pipeline" : "--compare",
+                                        name, pipelines_known::names()));
+        }
+    }
+    refuse_unused(app, o);
     return std::nullopt;
 }
 
@@ -270,8 +274,11 @@ int main(int argc, char** argv) {
                 fmt::format("--backend: '{}' is not one of {}", o.backend,
                             TRANSFORMER_WITH_MPI ? "threads, mpi, nccl" : "threads (this build found no MPI)"));
         }
-    } catch (const bad_input& e) { return complain(e.what(), 2); } catch (const std::exception& e) {
-        return complain(e.what(), 1);
-    }
+    } catch (const bad_input& e) { return complain(e.what(), 2); } catch (const std::bad_alloc&) {
+        return complain(
+            "there is not enough memory; --micro-batch, --context, --layers and --width make a run smaller, "
+            "and ranks of zero3, tp and pp share a model",
+            1);
+    } catch (const std::exception& e) { return complain(e.what(), 1); }
     return 0;
 }

@@ -2,11 +2,12 @@
 // Needs CLI11. A bad value is one line on stderr and exit code 2, before anything is written.
 #pragma once
 
-#include <algorithm>  // find_if
-#include <cstdint>    // tokens
-#include <string>     // names
-#include <utility>    // pair
-#include <vector>     // pipelines
+#include <algorithm>    // find_if, find_first_of
+#include <cstdint>      // tokens
+#include <string>       // names
+#include <string_view>  // names of pipelines
+#include <utility>      // pair
+#include <vector>       // pipelines
 
 #include <CLI/CLI.hpp>   // command line
 #include <fmt/format.h>  // messages
@@ -99,6 +100,40 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
     declare(app, static_cast<estimate_options&>(o));
     declare(app, o.zeroth);
     declare(app, static_cast<file_options&>(o));
+}
+
+/// Errors  bad_input for an option that was given and that no pipeline of the run, or of --compare, looks at.
+inline void refuse_unused(const CLI::App& app, const options& o) {
+    using names = std::vector<std::string_view>;
+    const names rounds{"local-sgd", "slowmo", "co2", "co2-zero", "diloco", "eager-diloco", "cocod"},
+        chosen{"ddp-lgreco"}, forward{"mezo", "zo2", "distzo2"};
+    const std::pair<const char*, names> users[] = {{"--bits", {"ddp-4bit", "ddp-lgreco"}},
+                                                   {"--density", {"ddp-topk", "ddp-lgreco"}},
+                                                   {"--rank", {"ddp-powersgd", "ddp-lgreco"}},
+                                                   {"--family", chosen},
+                                                   {"--alpha", chosen},
+                                                   {"--level-range", chosen},
+                                                   {"--select-every", chosen},
+                                                   {"--error-sum", chosen},
+                                                   {"--measure", chosen},
+                                                   {"--tau", rounds},
+                                                   {"--sync-steps", rounds},
+                                                   {"--fragments", rounds},
+                                                   {"--beta", {"slowmo", "co2", "co2-zero", "diloco", "eager-diloco"}},
+                                                   {"--gap", {"co2", "co2-zero"}},
+                                                   {"--zo-parallel", forward},
+                                                   {"--epsilon", forward},
+                                                   {"--directions", forward},
+                                                   {"--shards", forward}};
+    const std::vector<std::string> asked = o.compare.empty() ? std::vector{o.pipeline} : o.compare;
+    for (const auto& [option, by] : users) {
+        const bool used = std::find_first_of(asked.begin(), asked.end(), by.begin(), by.end()) != asked.end();
+        if (app.count(option) == 0 || used) { continue; }
+        std::string list;
+        for (const std::string_view name : by) { list += fmt::format("{}{}", list.empty() ? "" : ", ", name); }
+        throw bad_input(fmt::format("{}: pipeline '{}' makes no use of it; {} {}", option, asked.front(), list,
+                                    by.size() == 1 ? "does" : "do"));
+    }
 }
 
 /// The runs that `o` asks for: one, or one of each of --compare's pipelines, whose files are to carry its name.

@@ -22,6 +22,7 @@ struct zeroth_result {
     double gradient = 0;                                         // along the first direction
     double largest_move = 0;                                     // of a step, in epsilons
     std::uint64_t skipped = 0;                                   // steps whose loss was not finite
+    std::uint64_t flat = 0;                                      // steps whose losses did not differ: nothing learned
     std::uint64_t scalar_bytes = 0;                              // that a rank tells the others in a step
     std::uint64_t upload_bytes = 0;                              // of weights, in a step, and not for validation
     std::uint64_t offload_bytes = 0;                             // likewise, back to the host
@@ -51,6 +52,12 @@ struct zeroth_result {
             fmt::format(", in {} bits, which change weights by {:.2g} of themselves", r.upload_bits, r.upload_error);
     }
     if (std::isfinite(r.overlap_efficiency)) { text += fmt::format(", overlap {:.3f}", r.overlap_efficiency); }
+    if (r.skipped != 0) {
+        text += fmt::format("\n{} steps skipped, as a loss was not finite: try a smaller --lr or --epsilon", r.skipped);
+    }
+    if (r.flat != 0) {
+        text += fmt::format("\n{} steps moved nothing, as both losses were the same: try a larger --epsilon", r.flat);
+    }
     return text;
 }
 
@@ -72,6 +79,7 @@ struct zeroth_result {
             {"gradient", r.gradient},
             {"largest_move", r.largest_move},
             {"skipped", r.skipped},
+            {"flat", r.flat},
             {"scalar_bytes", r.scalar_bytes},
             {"upload_bytes", r.upload_bytes},
             {"offload_bytes", r.offload_bytes},

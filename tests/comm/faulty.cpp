@@ -281,6 +281,7 @@ TEST_CASE("inside checked, a rank that fails in the comparison ends the call eve
 TEST_CASE("a plan that cannot strike is rejected") {
     CHECK_THROWS_WITH_AS(faulty(alone(), {{.rank = 1}}), "faulty: rule 0 is for rank 1 of 1 ranks", usage_error);
     CHECK_THROWS_WITH_AS(faulty(alone(), {{}, {.rank = -1}}), "faulty: rule 1 is for rank -1 of 1 ranks", usage_error);
+    CHECK_THROWS_AS(faulty(alone(), {}, -1s), usage_error);
     CHECK_THROWS_WITH_AS(faulty(alone(), {{.nth = 0}}), "faulty: rule 0 is for match 0; the first is 1", usage_error);
     CHECK_THROWS_WITH_AS(faulty(alone(), {{.action = fault::delay{-1s}}}), "faulty: rule 0 delays by -1 s",
                          usage_error);

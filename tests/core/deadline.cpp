@@ -77,6 +77,12 @@ TEST_CASE("a deadline lies that far ahead, and never overflows into the past") {
     CHECK(after(1000000000s) > clock_type::now() + 999999999s);
 }
 
+TEST_CASE("a timeout leaves some time") {
+    CHECK_NOTHROW(expect_timeout("x", 1ns));
+    CHECK_THROWS_WITH_AS(expect_timeout("x", 0s), "x: the timeout is 0 s, expected more than 0", usage_error);
+    CHECK_THROWS_WITH_AS(expect_timeout("x", -2s), "x: the timeout is -2 s, expected more than 0", usage_error);
+}
+
 TEST_CASE("durations print as seconds") {
     CHECK(seconds(1500ms) == 1.5);
     CHECK(seconds(0s) == 0.0);

@@ -158,6 +158,9 @@ expect_refusal("steps[0]: 'tp' is 1.5, which is not a whole number" --predict ${
 expect_refusal("steps[0]: 'dp' is 4294967297, which is not a whole number of this size"
   --predict ${WORK_DIR}/many_ranks.json)
 expect_refusal("neither 'memory_bytes' nor 'like'" ${asked} --machine ${WORK_DIR}/bare.json)
+file(WRITE ${WORK_DIR}/links.json [[{"name": "lab", "flops": 1e14, "memory_bytes": 8e10, "memory_bandwidth": 1e12,
+  "ranks_per_node": 8, "inside": {"bytes_per_second": 1e11}, "between": {}}]])
+expect_refusal("machine 'lab': between.bytes_per_second is inf" ${asked} --machine ${WORK_DIR}/links.json)
 expect_refusal("parse error" ${asked} --machine ${WORK_DIR}/broken.json)
 expect_refusal("measurements of one size" ${asked} --machine ${WORK_DIR}/one_product.json)
 expect_refusal("steps[0]: plan: 25 heads do not divide over 32 ranks" --predict ${WORK_DIR}/odd_job.json)

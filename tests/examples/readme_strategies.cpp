@@ -92,6 +92,15 @@ TEST_CASE("CO2 between nodes, ZeRO inside") {
     });
 }
 
+TEST_CASE("CO2 between ranks, in 4 bits") {
+    learns([](comm::threads& world) {
+        strategy::local_update replicas(world.duplicate("co2"), strategy::local<optimize::adamw>(comm::self<>{}),
+                                        strategy::co2_method{.period = 8, .momentum = 0.2}, {},
+                                        strategy::compressed_mean<compress::quantize>{.level = 4});
+        return replicas;
+    });
+}
+
 TEST_CASE("compressed gradients, at one level and at chosen ones") {
     learns([](comm::threads& world) {
         // Four bits an element; what that loses is sent along with the next gradient.

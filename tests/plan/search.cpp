@@ -479,6 +479,26 @@ TEST_CASE("what a plan rests on: each figure with its origin, which calibration 
     CHECK(by_steps.known.latencies == evidence::assumed);
 }
 
+TEST_CASE("a machine that lacks a figure is refused, rather than taken for one that needs no time") {
+    const model_shape m = model_named("gpt2-124m");
+    const auto refusal = [&](const machine& on) -> std::string {
+        try {
+            static_cast<void>(search(m, on, {.ranks = 8, .sequences = 8}));
+        } catch (const usage_error& e) { return e.what(); }
+        return {};
+    };
+    machine own{.name = "own", .flops = 1e14, .memory_bytes = 8e10, .memory_bandwidth = 1e12, .ranks_per_node = 8};
+    own.inside.bytes_per_second = 1e11;
+    CHECK(refusal(own) ==
+          "plan: machine 'own': between.bytes_per_second is inf, expected a number above 0");  // the default
+    CHECK_THROWS_AS(static_cast<void>(time_of_step(m, {}, own)), usage_error);
+    own.between.bytes_per_second = 1e10;
+    CHECK(refusal(own).empty());
+    own.inside.latency_seconds = -1;
+    CHECK(refusal(own) == "plan: machine 'own': inside.latency_seconds is -1, expected a number of 0 or more");
+    CHECK(refusal(machine{.name = "none"}) == "plan: machine 'none': flops is 0, expected a number above 0");
+}
+
 TEST_CASE("a space that makes no sense, or in which nothing divides, is refused") {
     const auto of = [&](const search_space& s) { static_cast<void>(search(small, hgx_h100, s)); };
     CHECK_THROWS_WITH_AS(of({.ranks = 0}), "plan: 0 ranks and 1 sequences a step; both must be positive", usage_error);

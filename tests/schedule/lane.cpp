@@ -268,6 +268,15 @@ TEST_CASE("a wait ends by the deadline and says what did not happen; the ticket 
           std::string::npos);
 }
 
+TEST_CASE("a deadline of no time is refused, and one of hardly any does not end the program") {
+    CHECK(text_of_error([] { lane l(self{}, {.timeout = 0s}); }) ==
+          "lane 'self': the timeout is 0 s, expected more than 0");
+    self parent{};
+    lane l(parent.duplicate("lane"), {.timeout = 1ns});
+    { auto t = l.submit("stuck", until_aborted); }
+    CHECK(text_of_error([&] { parent.barrier(); }).find("did not finish in time") != std::string::npos);
+}
+
 TEST_CASE("the deadline counts from the last job that finished") {
     lane l(self{}, {.timeout = 1s});
     std::vector<ticket> tickets;

@@ -574,6 +574,22 @@ TEST_CASE("what does not fit is refused before anything moved") {
         [&](auto& e) {
             auto kept = e.make_memory();
             e.plan(lengths);
+            std::vector<float> both(3 * qkv_width);
+            e.forward(view<const float>(both), view<float>(both).sub(0, 3 * out_width), kept);
+        },
+        "engine: qkv and out overlap");
+    expect_refused(
+        [&](auto& e) {
+            auto kept = e.make_memory();
+            e.plan(lengths);
+            e.forward(in, view<float>(out), kept);
+            e.backward(view<const float>(d_qkv).sub(0, 3 * out_width), view<float>(d_qkv), kept);
+        },
+        "engine: d_out and d_qkv overlap");
+    expect_refused(
+        [&](auto& e) {
+            auto kept = e.make_memory();
+            e.plan(lengths);
             e.backward(view<const float>(out), view<float>(d_qkv), kept);
         },
         "engine: backward of a batch whose forward was not made by the plan that holds");

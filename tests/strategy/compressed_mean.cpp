@@ -20,6 +20,7 @@
 #include <tutti/compress/dense.hpp>            // nothing lost
 #include <tutti/compress/power_sgd.hpp>        // linear
 #include <tutti/compress/quantize.hpp>         // cut among owners
+#include <tutti/compress/random_k.hpp>         // compressor
 #include <tutti/compress/shards.hpp>           // cut
 #include <tutti/compress/top_k.hpp>            // gathered whole
 #include <tutti/optimize/adamw.hpp>            // optimizer
@@ -289,6 +290,7 @@ TEST_CASE("a resume from the saved state continues with the same bits") {
     check(compressed_mean<compress::power_sgd>{.level = 2});
     check(compressed_mean<compress::quantize>{.level = 3, .seed = 7});
     check(compressed_mean<compress::top_k>{.level = 500});
+    check(compressed_mean<compress::random_k>{.level = 2500, .seed = 7});
     check(compressed_mean<compress::quantize>{.level = 3, .seed = 7, .nodes = nodes(2, 2)});
     check(compressed_mean<compress::power_sgd>{.level = 2, .nodes = nodes(2, 2)});
     check(compressed_mean<compress::top_k>{.level = 500, .momentum = compress::momentum_options{}});
@@ -392,6 +394,15 @@ TEST_CASE("a gradient that is not finite skips the step on all ranks, and the st
     check(compressed_mean<compress::top_k>{.level = 1000});
 }
 
+TEST_CASE("residuals that follow the learning rate are told it") {
+    test::toy<float> t = test::matrices();
+    strategy::data_parallel s(comm::self<>{}, optimize::sgd{}, {},
+                              compressed_mean<compress::quantize>{.level = 4, .rescale = true});
+    s.attach(t.parameters);
+    CHECK(test::refusal([&] { s.begin({}); }) ==
+          "compressed mean: rescale needs the learning rate of every step, as in begin({.learning_rate = 1e-3})");
+}
+
 TEST_CASE("residuals follow a learning rate that changes, if asked to") {
     // One rank and a compressor that keeps one element of each matrix: after the second step the residual of the first
     // one's gradient counts by the ratio of the rates.
@@ -446,7 +457,9 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
         text({.level = 0}) ==
         "compressed mean: level is 0, expected bits, a rank or kept elements in 10,000; 1 for schemes without levels");
     CHECK(text({.level = 4, .largest_level = 2}) == "compressed mean: level 4 of at most 2");
-    CHECK(text({.level = 1, .worth = 0.5}) == "compressed mean: a wire of at most 1/0.5 of the floats");
+    CHECK(text({.level = 1, .worth = 0.5}) == "compressed mean: worth is 0.5, expected a number of 1 or more");
+    CHECK(text({.level = 1, .feedback = false, .rescale = true}) ==
+          "compressed mean: rescale is of what feedback keeps, which is off");
     CHECK(text({.level = 1}).empty());
     CHECK(text({.level = 1, .momentum = compress::momentum_options{}}) ==
           "compressed mean: momentum needs top_k or threshold, which send elements as they are");

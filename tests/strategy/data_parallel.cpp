@@ -301,8 +301,10 @@ TEST_CASE("calls in the wrong order are refused, with the parameter's name, and 
           "step: no learning rate, or not a number; give it as in step({.learning_rate = 1e-3})");
     CHECK(refusal([&] { s.step({std::numeric_limits<double>::infinity()}); }) ==
           "step: learning rate is inf, expected a number of 0 or more");
-    CHECK(refusal([&] { s.step({0.1, -1}); }) == "step: clip_norm is -1");
-    CHECK(refusal([&] { s.step({0.1, std::numeric_limits<double>::quiet_NaN()}); }) == "step: clip_norm is nan");
+    CHECK(refusal([&] { s.step({0.1, -1}); }) == "step: clip_norm is -1, expected a norm, or 0 for none");
+    CHECK(refusal([&] {
+              s.step({0.1, std::numeric_limits<double>::quiet_NaN()});
+          }) == "step: clip_norm is nan, expected a norm, or 0 for none");
     s.step({1});  // none of it did harm
     CHECK(x == std::vector<float>{1, 1, 1, 0});
     CHECK(y == std::vector<float>{-1, 1});
@@ -345,6 +347,16 @@ TEST_CASE("lists that make no sense are refused before anything moved") {
     CHECK(attached({{"x", {3}, true, view<float>(nullptr, 3), {}}}) == "attach: 'x', float32 [3]: the value is null");
     CHECK(attached({{"x", {6}, true, x, view<float>(nullptr, 6)}}) == "attach: 'x', float32 [6]: the gradient is null");
     CHECK(attached({{"x", {6}, true, x, {}}}, {.bucket_bytes = 3}) == "attach: bucket_bytes is 3");
+    const std::string once = " share memory; list a tensor that is used twice once";
+    const view<float> in_x(x), in_y(y);
+    CHECK(attached({{"x", {6}, true, x, x}}) == "attach: the value of 'x' and the gradient of 'x'" + once);
+    CHECK(
+        attached(
+            {{"in", {6}, true, x, {}}, {"b", {1}, true, in_y.sub(0, 1), {}}, {"out", {2}, true, in_x.sub(4, 2), {}}}) ==
+        "attach: the value of 'in' and the value of 'out'" + once);
+    CHECK(attached({{"in", {4}, true, in_x.sub(0, 4), in_y.sub(0, 4)},
+                    {"out", {2}, true, in_x.sub(4, 2), in_y.sub(3, 2)}}) ==
+          "attach: the gradient of 'in' and the gradient of 'out'" + once);
     CHECK_THROWS_AS(local<adamw>(self{}, {.beta1 = 2}), usage_error);
 }
 

@@ -145,9 +145,12 @@ TEST_CASE("one scale a step, positive and finite") {
             } catch (const usage_error& e) { return e.what(); }
             return {};
         };
-        expect(refusal({0, 1, 0, 0}) == "begin: loss scale is 0", "0 was taken");
-        expect(refusal({0, 1, 0, std::numeric_limits<double>::quiet_NaN()}) == "begin: loss scale is nan",
+        expect(refusal({0, 1, 0, 0}) == "begin: loss scale is 0, expected a number above 0", "0 was taken");
+        expect(refusal({0, 1, 0, std::numeric_limits<double>::quiet_NaN()}) ==
+                   "begin: loss scale is nan, expected a number above 0",
                "NaN was taken");
+        expect(refusal({0, 1, -0.1}) == "begin: learning rate is -0.1, expected a number of 0 or more",
+               "a negative rate was taken");
         expect(refusal({0, 2, 0, 8}).empty(), "8 was not taken");
         for (std::size_t i = 0; i < t.parameters.size(); ++i) { s.gradient_ready(i); }
         expect(refusal({1, 2, 0, 4}) == "begin: micro-batch 1 of 2 has loss scale 4, those before it 8",

@@ -462,6 +462,7 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
     using how_type = selected_mean<power_sgd>;
     CHECK(text([](how_type&) {}).empty());
     CHECK(text([](how_type& h) { h.levels = {1, 3}; }) == "selected mean: level 2 is none of the 2 to choose among");
+    CHECK(text([](how_type& h) { h.levels = {1}; }) == "selected mean: level 2 is none of the 1 to choose among");
     CHECK(text([](how_type& h) { h.levels = {2, 2}; }) == "selected mean: level 2 comes after 2; levels must ascend");
     CHECK(text([](how_type& h) {
               h.levels.clear();

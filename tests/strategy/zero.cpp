@@ -186,7 +186,7 @@ TEST_CASE("calls in the wrong order are refused, with the parameter's name, and 
         CHECK(refusal([&] { s.step({0.1}); }).starts_with("step: gradients not ready in micro-batch 1 of 2: 'x'; "));
         s.gradient_ready(0);
         CHECK(refusal([&] { s.step({-0.1}); }) == "step: learning rate is -0.1, expected a number of 0 or more");
-        CHECK(refusal([&] { s.step({0.1, -1}); }) == "step: clip_norm is -1");
+        CHECK(refusal([&] { s.step({0.1, -1}); }) == "step: clip_norm is -1, expected a norm, or 0 for none");
         s.step({1});  // none of it did harm
         CHECK(test::values_of(s, 2) == std::vector<float>{1, 1, 1, 0, -1, 1});
         if (stage == 3) {

@@ -37,20 +37,20 @@ TEST_CASE("a run that was ended early and resumed has the bits of one that was n
                                              "zero1",
                                              "zero2",
                                              "zero3",
-                                             "slowmo",
+                                             "slowmo --tau 4",
                                              "ddp-lgreco --select-every 11",
-                                             "local-sgd",
-                                             "co2",
-                                             "co2 --gap elementwise",
-                                             "eager-diloco",
-                                             "cocod --fragments 3",
-                                             "diloco",
+                                             "local-sgd --tau 4",
+                                             "co2 --tau 4",
+                                             "co2 --gap elementwise --tau 4",
+                                             "eager-diloco --tau 4",
+                                             "cocod --fragments 3 --tau 4",
+                                             "diloco --tau 4",
                                              "ddp-powersgd --rank 2",
-                                             "co2-zero --nodes 2"};
+                                             "co2-zero --nodes 2 --tau 4"};
     for (const std::string& pipeline : pipelines) {
         CAPTURE(pipeline);
         const trained_folder folder;
-        const std::string arguments = "--steps 15 --tau 4 --pipeline " + pipeline;
+        const std::string arguments = "--steps 15 --pipeline " + pipeline;
         const std::string whole = folder.trained(arguments);
         const std::string kept = arguments + " --checkpoint kept --checkpoint-every 3 --resume";
         CHECK(folder.trained(kept + " --stop-after 7") != whole);

@@ -89,6 +89,7 @@ TEST_CASE("it lowers the loss of a trained model on a new text, the weights on t
     const auto& figures = whole["zeroth"];
     CHECK(figures["scalar_bytes"] == 32);
     CHECK(figures["skipped"] == 0);
+    CHECK(figures["flat"] == 0);
     const double plus = figures["loss_plus"], minus = figures["loss_minus"], gradient = figures["gradient"];
     CHECK(gradient == doctest::Approx((plus - minus) / 2e-3).epsilon(1e-3));
     CHECK(figures["largest_move"] > 0);
@@ -297,6 +298,17 @@ TEST_CASE(
         CHECK(rarely["zeroth"]["offload_bytes"] == floats + travels);
         CHECK(rarely["zeroth"]["host_bytes"] == ends + 2 * (floats + travels));
     }
+}
+
+TEST_CASE("steps that learned nothing are counted, and the run says what to change") {
+    scratch_folder folder;
+    with_texts(folder);
+    const auto run = run_program(folder, "--pipeline mezo --ranks 1 --data first --steps 3 --epsilon 1e-30 --layers 2 "
+                                         "--heads 2 --width 32 --context 32");
+    REQUIRE_MESSAGE(run.code == 0, run.err);
+    CHECK(run.out.find("\n3 steps moved nothing, as both losses were the same: try a larger --epsilon\n") !=
+          std::string::npos);
+    CHECK(report_in(folder)["zeroth"]["flat"] == 3);
 }
 
 TEST_CASE("what cannot be done is refused") {

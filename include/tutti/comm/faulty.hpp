@@ -78,6 +78,7 @@ public:
     /// `plan` may hold rules for all ranks; those of other ranks are ignored. `timeout` bounds an absence.
     faulty(C inner, std::vector<fault_rule> plan, duration timeout = default_timeout())
         : base(std::move(inner)), plan_(std::make_shared<plan_state>()) {
+        expect_timeout("faulty", timeout);
         plan_->timeout = timeout;
         for (std::size_t i = 0; i < plan.size(); ++i) {
             const fault_rule& rule = plan[i];

@@ -121,7 +121,7 @@ public:
     shaped(C inner, const shaped_network& network, duration timeout = default_timeout(), Clock clock = {})
         : base(std::move(inner))
         , topology_(network.among(this->size()))
-        , links_(std::make_shared<links>(timeout))
+        , links_(std::make_shared<links>((expect_timeout("shaped", timeout), timeout)))
         , clock_(std::move(clock)) {}
 
     /// The network as this communicator's ranks see it.

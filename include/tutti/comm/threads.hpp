@@ -75,9 +75,10 @@ public:
     ~threads() { leave(); }
 
     /// Endpoints of a new root communicator, one a rank; each has a memory account of its own.
-    /// Errors  usage_error when n < 1.
+    /// Errors  usage_error when n < 1 or the timeout is not positive.
     [[nodiscard]] static std::vector<threads> create(int n, const options& o = {}) {
         if (n < 1) { throw usage_error(formatted("threads: {} is not a number of ranks", n)); }
+        expect_timeout("threads", o.timeout);
         const auto shared = std::make_shared<detail::channel>(n, std::make_shared<detail::family>(o.timeout));
         std::vector<threads> endpoints;
         endpoints.reserve(static_cast<std::size_t>(n));

@@ -12,6 +12,7 @@
 #include <tutti/core/error.hpp>   // usage_error
 #include <tutti/core/philox.hpp>  // random_stream
 #include <tutti/core/queue.hpp>   // queue
+#include <tutti/core/state.hpp>   // state_entry
 #include <tutti/core/text.hpp>    // formatted
 #include <tutti/core/view.hpp>    // data
 
@@ -115,6 +116,8 @@ concept linear_compressor = queue<Q> && floating_element<T> && std::copyable<C> 
              view<T, typename Q::memory_type> out) {
     { C::rounds } -> std::convertible_to<int>;
     { x.make_state(q, all) } -> std::same_as<typename C::template state_type<Q>>;
+    { state.entries() } -> std::convertible_to<std::span<const state_entry<typename Q::memory_type>>>;
+    state.restored();
     { x.wire_count(s, round) } -> std::same_as<std::size_t>;
     x.contribute(q, all, state, round, in, residual, wire, key);
     x.absorb(q, all, state, round, wire, ranks);

@@ -7,9 +7,9 @@
 #include <algorithm>    // fill
 #include <cstddef>      // size_t
 #include <cstdint>      // purposes
+#include <span>         // entries
 #include <string_view>  // names
 #include <type_traits>  // remove_const_t
-#include <vector>       // entries
 
 #include <tutti/compress/compressor.hpp>          // segment, layout, draw_key
 #include <tutti/compress/detail/magnitude.hpp>    // formed, sent_value
@@ -160,8 +160,8 @@ struct random_k {
         state_type(Q q, std::size_t count) : sum_(q, count) {}
 
     public:
-        [[nodiscard]] std::vector<state_entry<typename Q::memory_type>> entries() const { return {}; }
-        void restored(Q) const noexcept {}
+        [[nodiscard]] std::span<const state_entry<typename Q::memory_type>> entries() const noexcept { return {}; }
+        void restored() const noexcept {}
     };
 
     [[nodiscard]] static std::size_t wire_count(const segment& s, int) { return detail::kept(name, s); }

@@ -2,8 +2,9 @@
 // Needs core/error. The default of ten minutes is changed by TUTTI_TIMEOUT (seconds) or per communicator.
 #pragma once
 
-#include <chrono>   // steady_clock
-#include <cstdlib>  // getenv, strtod
+#include <chrono>       // steady_clock
+#include <cstdlib>      // getenv, strtod
+#include <string_view>  // who waits
 
 #include <tutti/core/error.hpp>  // usage_error
 #include <tutti/core/text.hpp>   // formatted
@@ -33,6 +34,14 @@ using duration = clock_type::duration;
         throw usage_error(formatted("TUTTI_TIMEOUT: '{}' is not a positive number of seconds", text));
     }
     return std::chrono::duration_cast<duration>(std::chrono::duration<double>(seconds));
+}
+
+/// Errors  usage_error when no time is left to wait: whoever did would fail at once.
+inline void expect_timeout(std::string_view who, duration timeout) {
+    if (timeout <= duration::zero()) {
+        throw usage_error(formatted("{}: the timeout is {} s, expected more than 0", who,
+                                    std::chrono::duration<double>(timeout).count()));
+    }
 }
 
 /// A duration as a number, for reports and models.

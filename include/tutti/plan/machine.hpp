@@ -3,11 +3,15 @@
 #pragma once
 
 #include <algorithm>    // min, max
+#include <cmath>        // isfinite
 #include <cstddef>      // size_t
 #include <cstdint>      // size of an enumeration
 #include <string_view>  // names
+#include <utility>      // pair
 
-#include <tutti/comm/cost.hpp>  // link, two_levels
+#include <tutti/comm/cost.hpp>   // link, two_levels
+#include <tutti/core/error.hpp>  // usage_error
+#include <tutti/core/text.hpp>   // formatted
 
 namespace tutti::plan {
 
@@ -80,6 +84,35 @@ struct machine {
         return launch_seconds + 2 * k * (m * n + wave / 2) / (flops * product_efficiency);
     }
 };
+
+/// Errors  usage_error naming a figure that was not stated, or with which nothing can be computed.
+inline void validate(const machine& m) {
+    const std::pair<const char*, double> positive[] = {
+        {"flops", m.flops},
+        {"memory_bytes", m.memory_bytes},
+        {"memory_bandwidth", m.memory_bandwidth},
+        {"ranks_per_node", m.ranks_per_node},
+        {"inside.bytes_per_second", m.ranks_per_node == 1 ? 1 : m.inside.bytes_per_second},  // nobody is there
+        {"between.bytes_per_second", m.between.bytes_per_second},
+        {"host_bandwidth", m.host_bandwidth},
+        {"product_efficiency", m.product_efficiency},
+        {"memory_efficiency", m.memory_efficiency},
+        {"link_efficiency", m.link_efficiency}};
+    const std::pair<const char*, double> zero_or_more[] = {{"inside.latency_seconds", m.inside.latency_seconds},
+                                                           {"between.latency_seconds", m.between.latency_seconds},
+                                                           {"launch_seconds", m.launch_seconds},
+                                                           {"interference", m.interference},
+                                                           {"wave", m.wave}};
+    const auto refuse = [&](const char* figure, double x, const char* expected) {
+        throw usage_error(formatted("plan: machine '{}': {} is {}, expected a number {}", m.name, figure, x, expected));
+    };
+    for (const auto& [figure, x] : positive) {
+        if (!(x > 0) || !std::isfinite(x)) { refuse(figure, x, "above 0"); }
+    }
+    for (const auto& [figure, x] : zero_or_more) {
+        if (!(x >= 0) || !std::isfinite(x)) { refuse(figure, x, "of 0 or more"); }
+    }
+}
 
 namespace detail {
 // A tile of 128 x 256 results for each of so many processors.

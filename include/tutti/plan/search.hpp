@@ -209,6 +209,7 @@ template <class F> void for_each_exchange(const search_space& s, const machine& 
 
 /// All jobs of a space, each once: f(job).
 template <class F> void for_each_job(const model_shape& m, const machine& on, const search_space& s, F f) {
+    validate(on);
     detail::validate(s);
     detail::for_each_layout(m, s, [&](const job& layout) {
         detail::for_each_schedule(m, s, layout,
@@ -231,9 +232,10 @@ struct search_result {
 ///              them. No term of a time or of a memory is below 0, and sums of floats are monotone, so no result is lost.
 /// Determinism  of the arguments alone; no two jobs are of the same rank.
 /// Cost         well below a second for 3072 ranks and 10^12 parameters.
-/// Errors       usage_error for a space that makes no sense, or in which no number divides.
+/// Errors       usage_error for a machine or space that makes no sense, or in which no number divides.
 [[nodiscard]] inline search_result search(const model_shape& m, const machine& on, const search_space& s,
                                           std::size_t count = 5) {
+    validate(on);
     detail::validate(s);
     struct bounded {
         job layout;

@@ -109,9 +109,10 @@ struct rank_work {
 ///            hides collectives inside layers. Forms of pipelines are those that parallel/pipeline_replay has of this
 ///            library's schedules, zero-bubble forms for m >= 2p. A sum within layers counts as gather and scatter in
 ///            the sequence-parallel form, of the same bytes. Data ranks: plan/exchange.
-/// Errors     usage_error when job and model do not fit each other.
+/// Errors     usage_error when job and model do not fit each other, or the machine lacks a figure.
 [[nodiscard]] inline step_time time_of_step(const model_shape& m, const job& j, const machine& on,
                                             bool kept_scores = false) {
+    validate(on);
     const std::int64_t parameters = rank_parameters(m, j, 0);
     const detail::rank_work w = detail::work_of(m, j, on, kept_scores);
     const auto count = static_cast<double>(j.micro_batches);

@@ -123,6 +123,7 @@ public:
     using communicator_type = C;
     using queue_type = Q;
 
+    /// Errors  usage_error when the timeout is not positive.
     explicit lane(C own, lane_options options = {}) {
         std::string name(own.name());
         const int rank = options.trace_rank < 0 ? own.rank() : options.trace_rank;
@@ -171,7 +172,7 @@ public:
     void drain() {
         state& s = usable("drain");
         if constexpr (Q::executes_inline) {
-            if (!s.await_all()) {
+            if (!s.await_all(s.timeout)) {
                 throw timeout_error(
                     formatted("lane: '{}' did not drain: no job finished within {:.3g} s ({} unfinished)", s.name,
                               seconds(s.timeout), s.unfinished()),

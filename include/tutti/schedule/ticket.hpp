@@ -87,9 +87,9 @@ private:
             if (std::uncaught_exceptions() > exceptions_) {
                 lane_->abort_over(job_->name(), "was in flight when an exception dropped its ticket");
             }
-            if (!lane_->await(*job_)) {
+            if (!lane_->await(*job_, lane_->timeout)) {
                 lane_->abort_over(job_->name(), "did not finish in time when its ticket was dropped");
-                if (!lane_->await(*job_)) { detail::give_up(lane_->name, job_->name()); }
+                if (!lane_->await(*job_, lane_->last_patience())) { detail::give_up(lane_->name, job_->name()); }
             }
         }
         job_ = nullptr;
@@ -176,17 +176,17 @@ private:
             if (std::uncaught_exceptions() > exceptions_) {
                 lane_->abort_over(name_, "was in flight when an exception dropped its ticket");
             }
-            if (!finished()) {
+            if (!finished(lane_->timeout)) {
                 lane_->abort_over(name_, "did not finish in time when its ticket was dropped");
-                if (!finished()) { detail::give_up(lane_->name, name_); }
+                if (!finished(lane_->last_patience())) { detail::give_up(lane_->name, name_); }
             }
         }
         event_.reset();
         lane_ = nullptr;
     }
-    [[nodiscard]] bool finished() noexcept {
+    [[nodiscard]] bool finished(duration patience) noexcept {
         try {
-            event_->wait_host(after(lane_->timeout));
+            event_->wait_host(after(patience));
         } catch (...) { return false; }
         return true;
     }

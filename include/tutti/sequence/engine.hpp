@@ -81,7 +81,8 @@ struct engine_traffic {
 ///              elements a token, and the engine has as much once.
 /// Errors       mismatch_error from plan when lengths or options differ; usage_error from plan, on all ranks, when the
 ///              partitioner refuses; usage_error from forward and backward, before anything moved, for shapes that do
-///              not fit or the memory of another plan: those abort the communicator, since other ranks would wait.
+///              not fit, an output that overlaps its input, or the memory of another plan: those abort the
+///              communicator, since other ranks would wait.
 template <comm::can_exchange C, partitioner Partition, class Route = direct_exchange, class Layout = remapped,
           block_attention Block = typename default_attention<queue_of<C>>::type>
 requires(round_exchange<Route, C> && (std::same_as<Layout, remapped> || std::same_as<Layout, in_place> ||
@@ -194,6 +195,7 @@ public:
     void forward(view<const T, M> qkv, view<T, M> out, memory& kept) {
         expect("qkv", qkv, qkv_width());
         expect("out", view<const T, M>(out), out_width());
+        expect_apart("qkv", qkv, "out", out);
         kept.qkv = to_attention(qkv, kept.moved_qkv, qkv_width());
         const view<T, M> there = room_for(out, kept.moved_out, out_width());
         kept.out = there;
@@ -210,6 +212,7 @@ public:
         }
         expect("d_out", d_out, out_width());
         expect("d_qkv", view<const T, M>(d_qkv), qkv_width());
+        expect_apart("d_out", d_out, "d_qkv", d_qkv);
         const view<const T, M> of_out = to_attention(d_out, moved_d_out_, out_width());
         const view<T, M> there = room_for(d_qkv, moved_d_qkv_, qkv_width());
         const token_view<const P, M> logarithms = sums(kept);
@@ -254,6 +257,12 @@ private:
         if (given.size() != rows() * width) {
             refuse(formatted("engine: {} has {} elements, rank {} has {} rows of {}", name, given.size(), comm().rank(),
                              rows(), width));
+        }
+    }
+
+    void expect_apart(std::string_view a, view<const T, M> read, std::string_view b, view<const T, M> written) {
+        if (overlaps(read.data(), read.size_bytes(), written.data(), written.size_bytes())) {
+            refuse(formatted("engine: {} and {} overlap", a, b));
         }
     }
 

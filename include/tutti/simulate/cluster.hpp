@@ -72,7 +72,8 @@ class cluster {
 
 public:
     explicit cluster(comm::topology network, virtual_rates rates = {}) : network_(std::move(network)), rates_(rates) {}
-    cluster(const plan::machine& m, int ranks) : cluster(network_of(m, ranks), rates_of(m)) {}
+    /// Errors  usage_error when a figure of the machine makes no sense, or ranks do not fill their nodes.
+    cluster(const plan::machine& m, int ranks) : cluster((validate(m), network_of(m, ranks)), rates_of(m)) {}
 
     [[nodiscard]] int ranks() const noexcept { return network_.ranks(); }
     [[nodiscard]] const comm::topology& network() const noexcept { return network_; }

@@ -45,7 +45,7 @@ struct stated_network {
 ///              compress::expected_gain finds them no slower so, at the first level: over NVLink that is every bucket.
 ///              With feedback every rank keeps what its compression lost, a float an element, and adds it to its next
 ///              gradient. `rescale` keeps that in units of updates when the learning rate changes, for optimizers whose
-///              step is proportional to the gradient; the trainer must tell the rate to begin(). Where the scale of the
+///              step is proportional to the gradient; the trainer must tell begin() the rate. Where the scale of the
 ///              loss changes, what a rank keeps is rescaled.
 ///              With `momentum` a rank keeps momentum, and what it owes as momentum would have it (deep gradient
 ///              compression), for top_k and threshold over float gradients; the optimizer has none then. Tensors that
@@ -84,7 +84,7 @@ template <std::copyable Compressor> struct compressed_mean {
             throw usage_error(formatted("compressed mean: level {} of at most {}", level, largest_level));
         }
         if (!(worth >= 1) || !std::isfinite(worth)) {
-            throw usage_error(formatted("compressed mean: a wire of at most 1/{} of the floats", worth));
+            throw usage_error(formatted("compressed mean: worth is {}, expected a number of 1 or more", worth));
         }
         if (momentum) {
             momentum->validate();
@@ -95,6 +95,9 @@ template <std::copyable Compressor> struct compressed_mean {
             if (!feedback || rescale) {
                 throw usage_error("compressed mean: with momentum, what is lost is always kept and never rescaled");
             }
+        }
+        if (rescale && !feedback) {
+            throw usage_error("compressed mean: rescale is of what feedback keeps, which is off");
         }
         if (nodes) { comm::expect_equal_nodes(*nodes, "compressed mean"); }
         if (goes_between_nodes() && momentum) {

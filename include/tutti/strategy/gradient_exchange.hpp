@@ -28,7 +28,7 @@ using exchange_state_of = std::decay_t<decltype(std::declval<const E&>().templat
 /// What changes in an exchange.
 ///
 /// Semantics
-///   begin       a step begins; `rate` is its learning rate, 0 when that is not known yet, and `loss_scale` what its
+///   begin       a step begins; `rate` is its learning rate, NaN when that is not known yet, and `loss_scale` what its
 ///               gradients are multiplied by. May communicate, and wait for what began in earlier steps.
 ///   average     work for a lane that makes bucket b of the flat gradient its mean over the ranks, in place. Submitted
 ///               once a step and bucket, in the plan's order. It captures what it needs by value; the memory that the

@@ -81,7 +81,7 @@ template <std::copyable Compressor> struct selected_mean {
     template <communicator C, floating_element T> using state_type = detail::selected_mean_state<selected_mean, C, T>;
 
     void validate() const {
-        controlled().validate();
+        mean.validate();
         static_cast<void>(compress::level_schedule(steps));  // refuses
         for (std::size_t l = 1; l < levels.size(); ++l) {
             if (levels[l] <= levels[l - 1]) {

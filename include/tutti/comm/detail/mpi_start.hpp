@@ -40,7 +40,7 @@ namespace tutti::comm::detail {
     if (o.largest_call == 0 || o.largest_call > 0x7fffffff) {
         throw usage_error(formatted("mpi: largest_call is {} bytes, not one of 1 to 2^31 - 1", o.largest_call));
     }
-    if (o.timeout <= duration::zero()) { throw usage_error(formatted("mpi: the timeout is {} s", seconds(o.timeout))); }
+    expect_timeout("mpi", o.timeout);
     return o;
 }
 

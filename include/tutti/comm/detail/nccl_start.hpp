@@ -127,6 +127,7 @@ public:
         if (rank < 0 || rank >= ranks) {
             throw usage_error(formatted("nccl: rank {} is not one of {} ranks", rank, ranks), context_);
         }
+        expect_timeout("nccl", choice_.timeout);
     }
 
     [[nodiscard]] started run() {

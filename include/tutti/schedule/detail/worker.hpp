@@ -3,6 +3,7 @@
 // Waiting: a short spin while every lane and its consumer can have a processor each, then a condition variable.
 #pragma once
 
+#include <algorithm>           // max
 #include <atomic>              // completion flags
 #include <chrono>              // microseconds
 #include <condition_variable>  // blocking waits
@@ -35,13 +36,20 @@ public:
     timeline::track own_track = 0;
     timeline::track consumer_track = 0;
 
-    lane_link(std::string lane_name, duration patience) : name(std::move(lane_name)), timeout(patience) {}
+    /// Errors  usage_error when the timeout is not positive.
+    lane_link(std::string lane_name, duration patience) : name(std::move(lane_name)), timeout(patience) {
+        expect_timeout(formatted("lane '{}'", name), timeout);
+    }
     lane_link(const lane_link&) = delete;
     lane_link& operator=(const lane_link&) = delete;
     virtual ~lane_link() = default;
     /// Poisons the communicator's family; nothing once the lane is gone. From any thread.
     virtual void abort(std::string_view why) noexcept = 0;
 
+    /// What work has to hear of an abort, before the program ends.
+    [[nodiscard]] duration last_patience() const noexcept {
+        return std::max<duration>(timeout, std::chrono::seconds(1));
+    }
     /// abort, saying which work of which lane it was about.
     void abort_over(std::string_view work, std::string_view what) noexcept {
         try {
@@ -158,16 +166,16 @@ public:
         if (wake) { arrived_.notify_one(); }
     }
 
-    /// Blocks until the job is done. False when `timeout` passes without progress: no job of this lane finished
+    /// Blocks until the job is done. False when `patience` passes without progress: no job of this lane finished
     /// meanwhile.
-    [[nodiscard]] bool await(const job& j) {
+    [[nodiscard]] bool await(const job& j, duration patience) {
         if (j.done()) { return true; }
         if (std::this_thread::get_id() == id_) { return false; }  // it would wait for itself
         const deadline start = clock_type::now();
         waiting_.spin([&] { return j.done(); });
         if (!j.done()) {
             std::unique_lock lock(mutex_);
-            if (!sleep(lock, [&] { return j.done(); })) { return false; }
+            if (!sleep(lock, patience, [&] { return j.done(); })) { return false; }
         }
         waiting_.waited(clock_type::now() - start);
         return true;
@@ -175,7 +183,7 @@ public:
 
     /// The same, with an error that says what has not happened.
     void require_done(const job& j) {
-        if (await(j)) { return; }
+        if (await(j, timeout)) { return; }
         if (std::this_thread::get_id() == id_) {
             throw usage_error(
                 formatted("ticket: '{}' is waited for on its own lane '{}', which would never end", j.name(), name));
@@ -195,9 +203,9 @@ public:
     }
 
     /// Blocks until all jobs pushed so far are done; false as in await.
-    [[nodiscard]] bool await_all() {
+    [[nodiscard]] bool await_all(duration patience) {
         std::unique_lock lock(mutex_);
-        return sleep(lock, [this, all = submitted_] { return finished_ >= all; });
+        return sleep(lock, patience, [this, all = submitted_] { return finished_ >= all; });
     }
     [[nodiscard]] std::exception_ptr first_error() {
         const std::lock_guard lock(mutex_);
@@ -214,9 +222,9 @@ public:
         if (unwinding && unfinished() != 0) {
             abort_over("all work", "was in flight when an exception destroyed the lane");
         }
-        if (!await_all()) {
+        if (!await_all(timeout)) {
             abort_over("all work", "did not finish in time when the lane was destroyed");
-            if (!await_all()) { give_up(name, "work in flight"); }
+            if (!await_all(last_patience())) { give_up(name, "work in flight"); }
         }
         {
             const std::lock_guard lock(mutex_);
@@ -231,16 +239,16 @@ public:
 private:
     // Sleeps until `ready`; the deadline restarts with every job that finishes, so it is bounded by the jobs in the
     // list.
-    template <class Ready> bool sleep(std::unique_lock<std::mutex>& lock, Ready ready) {
+    template <class Ready> bool sleep(std::unique_lock<std::mutex>& lock, duration patience, Ready ready) {
         ++sleepers_;
         bool in_time = true;
         std::uint64_t seen = finished_;
-        deadline end = after(timeout);
+        deadline end = after(patience);
         while (in_time && !ready()) {
             const bool late = finished_one_.wait_until(lock, end) == std::cv_status::timeout;
             if (finished_ != seen) {
                 seen = finished_;
-                end = after(timeout);
+                end = after(patience);
             } else if (late) {
                 in_time = ready();
             }

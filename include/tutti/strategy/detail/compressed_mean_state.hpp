@@ -2,6 +2,7 @@
 // Needs compress and comm. `How` is the compressed_mean that made it.
 #pragma once
 
+#include <cmath>        // isnan
 #include <concepts>     // same_as
 #include <cstddef>      // size_t, ptrdiff_t
 #include <cstdint>      // seeds, steps
@@ -92,7 +93,6 @@ template <class How, communicator C, floating_element T> class compressed_mean_s
     std::uint64_t seed_;
     std::uint32_t rank_;
     int largest_;
-    bool feedback_;
 
 public:
     /// `tensors` are whole, by parameter, at their first levels.
@@ -104,15 +104,14 @@ public:
         , queue_(comm.queue())
         , seed_(how.seed)
         , rank_(static_cast<std::uint32_t>(comm.rank()))
-        , largest_(how.largest())
-        , feedback_(how.feedback) {
+        , largest_(how.largest()) {
         segments largest;
         for (compress::segment s : tensors_) {
             if (s.level == compress::dense_level) { continue; }
             s.level = largest_;
             largest.push_back(s);
         }
-        const bool kept = feedback_ && !how.momentum;
+        const bool kept = how.feedback && !how.momentum;
         shared_ = std::make_shared<shared>(shared{how.compressor, compress::make_state(how.compressor, queue_, largest),
                                                   compress::residuals<Q>(queue_, kept ? plan.elements : 0)});
         if (how.goes_between_nodes()) {
@@ -135,12 +134,16 @@ public:
     }
 
     void begin(double rate, double loss_scale) {
+        if (rate_ && std::isnan(rate)) {
+            throw usage_error(
+                "compressed mean: rescale needs the learning rate of every step, as in begin({.learning_rate = 1e-3})");
+        }
         if (loss_scale != scale_.value()) {
             const double factor = loss_scale / scale_.value();
             shared_->momentum ? shared_->momentum->rescale(queue_, factor) : shared_->lost.rescale(factor);
             scale_.set(loss_scale);
         }
-        if (rate_ && feedback_ && rate > 0) {
+        if (rate_ && rate > 0) {
             const double before = rate_->value();
             if (before > 0 && rate != before) { shared_->lost.rescale(before / rate); }
             rate_->set(rate);

@@ -21,7 +21,9 @@ namespace tutti::strategy::detail {
 
 /// Errors  usage_error naming the value.
 inline void expect_valid(const hyper& h) {
-    if (!(h.clip_norm >= 0)) { throw usage_error(formatted("step: clip_norm is {}", h.clip_norm)); }
+    if (!(h.clip_norm >= 0)) {
+        throw usage_error(formatted("step: clip_norm is {}, expected a norm, or 0 for none", h.clip_norm));
+    }
     if (std::isnan(h.learning_rate)) {
         throw usage_error("step: no learning rate, or not a number; give it as in step({.learning_rate = 1e-3})");
     }
@@ -109,7 +111,10 @@ public:
                                         next == 0 ? m.count : now_.count));
         }
         if (!(m.loss_scale > 0) || !std::isfinite(m.loss_scale)) {
-            throw usage_error(formatted("begin: loss scale is {}", m.loss_scale));
+            throw usage_error(formatted("begin: loss scale is {}, expected a number above 0", m.loss_scale));
+        }
+        if (m.learning_rate < 0 || std::isinf(m.learning_rate)) {
+            throw usage_error(formatted("begin: learning rate is {}, expected a number of 0 or more", m.learning_rate));
         }
         if (next != 0 && m.loss_scale != now_.loss_scale) {
             throw usage_error(formatted("begin: micro-batch {} of {} has loss scale {}, those before it {}", m.index,

@@ -117,7 +117,7 @@ public:
         fragment& own = rounds().fragments[f];
         if (rule_.delay == 0) {
             state_->snapshot(own, x);
-            exchange_->begin(0, 1);
+            exchange_->begin(1, 1);  // what is sent is in units of updates
             together(awaited_mean, exchange_->average(f, state_->payload()));
             state_->arrived(own, shards_of(inner));
         }
@@ -133,7 +133,7 @@ public:
             set_moments(inner, moments);
         }
         if (rule_.delay == 1) {
-            exchange_->begin(0, 1);
+            exchange_->begin(1, 1);  // what is sent is in units of updates
             // nvcc takes the reference that an assignment gives for a ticket thrown away.
             static_cast<void>(in_flight_[f] =
                                   lane_.submit(names_[f], exchange_->average(f, state_->payload()), queue_));

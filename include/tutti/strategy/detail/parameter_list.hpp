@@ -3,7 +3,8 @@
 // Needs strategy/strategy and a communicator with agree().
 #pragma once
 
-#include <concepts>       // invocable
+#include <algorithm>      // sort
+#include <concepts>       // invocable, same_as
 #include <cstddef>        // size_t
 #include <cstdint>        // hashes
 #include <exception>      // errors of checks
@@ -35,6 +36,33 @@ template <class T, memory M> [[nodiscard]] std::string describe(const parameter<
 
 [[nodiscard]] inline std::uint64_t hash_text(std::string_view text) noexcept {
     return hash_bytes(as_bytes(view<const char>(text.data(), text.size())));
+}
+
+/// Errors: usage_error naming two views of a parameter list that share memory, which one would overwrite for the other.
+template <class T, memory M> void expect_apart(const parameters<T, M>& list) {
+    struct run {
+        std::uintptr_t begin, end;
+        std::size_t of;
+        std::string_view what;
+    };
+    std::vector<run> runs;
+    const auto add = [&](std::size_t i, std::string_view what, view<T, M> v) {
+        const auto begin = reinterpret_cast<std::uintptr_t>(v.data());
+        if (!v.empty()) { runs.push_back({begin, begin + v.size() * sizeof(T), i, what}); }
+    };
+    for (std::size_t i = 0; i < list.size(); ++i) {
+        add(i, "value", list[i].value);
+        add(i, "gradient", list[i].gradient);
+    }
+    std::sort(runs.begin(), runs.end(), [](const run& a, const run& b) { return a.begin < b.begin; });
+    for (std::size_t k = 1; k < runs.size(); ++k) {
+        const run &a = runs[k - 1], &b = runs[k];
+        if (a.end > b.begin) {
+            throw usage_error(formatted(
+                "attach: the {} of '{}' and the {} of '{}' share memory; list a tensor that is used twice once", a.what,
+                list[a.of].name, b.what, list[b.of].name));
+        }
+    }
 }
 
 /// Errors: usage_error naming the parameter whose name, shape or views make no sense.
@@ -70,6 +98,7 @@ template <class T, memory M> void expect_valid(const parameters<T, M>& list) {
                                         p.value.size(), p.gradient.size()));
         }
     }
+    if constexpr (!std::same_as<M, phantom_memory>) { expect_apart(list); }
 }
 
 /// What strategies that send buckets ask besides. Errors: usage_error.
