@@ -113,7 +113,8 @@ template <class E>
 }
 [[nodiscard]] inline plan::pipelining schedule_named(std::string_view name, const std::string& where) {
     using enum plan::pipelining;
-    return value_named(name, {gpipe, one_forward_one_backward, interleaved, zero_bubble, zero_bubble_v}, where);
+    return value_named(name, {gpipe, one_forward_one_backward, interleaved, zero_bubble, zero_bubble_v, dual_pipe},
+                       where);
 }
 [[nodiscard]] inline plan::recomputation recomputation_named(std::string_view name, const std::string& where) {
     using enum plan::recomputation;
@@ -150,9 +151,10 @@ template <class E>
 /// A job of a list: {"model": "gpt2-1558m", "tp": 2, "pp": 1, "dp": 2, "micro_batch": 4, "micro_batches": 8, ...}.
 [[nodiscard]] inline plan::measured_step step_of(const json& value, const std::string& where) {
     const object o(value, where,
-                   {"model", "tp", "pp", "dp", "micro_batch", "micro_batches", "zero_stage", "schedule", "chunks",
-                    "recompute", "sequence_parallel", "replicas", "tau", "delayed", "compression", "secondary",
-                    "kept_scores", "trainer", "seconds"});
+                   {"model",         "tp",         "pp",       "dp",          "sp",        "micro_batch",
+                    "micro_batches", "zero_stage", "schedule", "chunks",      "recompute", "sequence_parallel",
+                    "replicas",      "tau",        "delayed",  "compression", "secondary", "kept_scores",
+                    "trainer",       "seconds"});
     plan::measured_step s{
         model_of(o.get<std::string>("model")), {}, o.get<double>("seconds", 0), o.get<bool>("kept_scores", false)};
     s.model.keeps = keeping_of(o.get<std::string>("trainer", "megatron"), where);
@@ -160,6 +162,7 @@ template <class E>
     j.tensor = o.get<int>("tp", 1);
     j.pipeline = o.get<int>("pp", 1);
     j.data = o.get<int>("dp", 1);
+    j.sequence = o.get<int>("sp", 1);
     j.micro_batch = o.get<std::int64_t>("micro_batch");
     j.micro_batches = o.get<std::int64_t>("micro_batches", 1);
     j.zero_stage = o.get<int>("zero_stage", 0);

@@ -57,12 +57,16 @@ std::optional<int> parse(int argc, char** argv, options& o) {
             ->check(sequences);
     app.add_option("--tp", o.space.tensor, "tensor ranks to try; default: all that divide")->check(ranks);
     app.add_option("--pp", o.space.pipeline, "pipeline stages to try")->check(ranks);
+    app.add_option("--sp", o.space.sequence,
+                   "ranks that share every sequence, in rings, to try; default: as many as leave each so many tokens "
+                   "that computing hides what rings send")
+        ->check(ranks);
     app.add_option("--micro-batch", o.space.micro_batches, "sequences of a micro-batch to try")->check(sequences);
     app.add_option("--zero", o.space.zero_stages, "ZeRO stages to try; 2 and 3 without a pipeline")
         ->check(CLI::Range(0, 3))
         ->capture_default_str();
     app.add_option("--schedule", o.schedules,
-                   "of pipelines, to try: gpipe, 1f1b, interleaved, zero_bubble, zero_bubble_v; "
+                   "of pipelines, to try: gpipe, 1f1b, interleaved, zero_bubble, zero_bubble_v, dual_pipe; "
                    "default: all");
     app.add_option("--recompute", o.recomputations,
                    "what to try: none, selective (scores of attention, or a kernel that "
@@ -120,6 +124,11 @@ std::optional<int> parse(int argc, char** argv, options& o) {
     return std::nullopt;
 }
 
+std::string parts_of(const plan::job& j) {
+    return fmt::format("tp {} pp {} dp {}{}", j.tensor, j.pipeline, j.data,
+                       j.sequence > 1 ? fmt::format(" sp {}", j.sequence) : "");
+}
+
 json json_of(const plan::model_shape& m, const plan::machine& on, const plan::planned& p) {
     const plan::job& j = p.how;
     const plan::utilization u = utilization_of(m, on, p);
@@ -128,6 +137,7 @@ json json_of(const plan::model_shape& m, const plan::machine& on, const plan::pl
     return {{"tp", j.tensor},
             {"pp", j.pipeline},
             {"dp", j.data},
+            {"sp", j.sequence},
             {"micro_batch", j.micro_batch},
             {"micro_batches", j.micro_batches},
             {"zero_stage", j.zero_stage},
@@ -152,6 +162,7 @@ json json_of(const plan::model_shape& m, const plan::machine& on, const plan::pl
              {{"products", t.products},
               {"memory", t.memory},
               {"tensor", t.tensor},
+              {"rings", t.sequence},
               {"bubble", t.bubble},
               {"messages", t.messages},
               {"data", t.data},
@@ -188,10 +199,9 @@ int predict(const options& o, const plan::machine& on) {
         json row = json_of(s.model, on, p);
         row["fits"] = fits(s.model, s.how, on, o.space.margin);
         if (s.seconds > 0) { row["measured_seconds"] = s.seconds; }
-        fmt::print("tp {} pp {} dp {}, {} x {}: {:.4g} s{}, {:.1f} GiB{}\n", s.how.tensor, s.how.pipeline, s.how.data,
-                   s.how.micro_batches, s.how.micro_batch, p.seconds(),
-                   s.seconds > 0 ? fmt::format(" ({:.4g} measured)", s.seconds) : "", p.peak.memory.total() / gib,
-                   row["fits"] ? "" : ", which does not fit");
+        fmt::print("{}, {} x {}: {:.4g} s{}, {:.1f} GiB{}\n", parts_of(s.how), s.how.micro_batches, s.how.micro_batch,
+                   p.seconds(), s.seconds > 0 ? fmt::format(" ({:.4g} measured)", s.seconds) : "",
+                   p.peak.memory.total() / gib, row["fits"] ? "" : ", which does not fit");
         rows.push_back(std::move(row));
     }
     write(o.report, json{{"machine", json_of(on)}, {"steps", std::move(rows)}}.dump(1) + '\n');
@@ -204,12 +214,11 @@ int search(const options& o, const plan::machine& on) {
     const plan::search_result found = plan::search(model, on, o.space, o.best);
     if (found.best.empty()) {
         const plan::planned& p = found.lightest;
-        throw bad_input(fmt::format(
-            "nothing fits: even tp {} pp {} dp {}{} takes {:.1f} GiB on a GPU, of which {:.1f} may be used; "
-            "it takes more --gpus, or fewer restrictions",
-            p.how.tensor, p.how.pipeline, p.how.data,
-            p.how.data == 1 ? "" : fmt::format(" with {}", strategy_of(p.how)), p.peak.memory.total() / gib,
-            usable_bytes(on, o.space.margin) / gib));
+        throw bad_input(fmt::format("nothing fits: even {}{} takes {:.1f} GiB on a GPU, of which {:.1f} may be used; "
+                                    "it takes more --gpus, or fewer restrictions",
+                                    parts_of(p.how),
+                                    p.how.averaging() == 1 ? "" : fmt::format(" with {}", strategy_of(p.how)),
+                                    p.peak.memory.total() / gib, usable_bytes(on, o.space.margin) / gib));
     }
     const plan::planned& best = found.best[0];
     const std::vector<plan::alternative> others = alternatives(model, on, o.space, best);

@@ -2,13 +2,16 @@
 // closed forms, and what does not fit.
 #include <doctest/doctest.h>  // checks
 
+#include <algorithm>    // max
 #include <cmath>        // fabs
 #include <cstdint>      // counts
 #include <string_view>  // names
 
-#include <tutti/plan/machine.hpp>  // frontier
-#include <tutti/plan/memory.hpp>   // under test
-#include <tutti/plan/model.hpp>    // under test
+#include <tutti/parallel/pipeline_replay.hpp>      // schedules by the clock
+#include <tutti/parallel/schedules/dual_pipe.hpp>  // a schedule
+#include <tutti/plan/machine.hpp>                  // frontier
+#include <tutti/plan/memory.hpp>                   // under test
+#include <tutti/plan/model.hpp>                    // under test
 
 using namespace tutti;
 using namespace tutti::plan;
@@ -207,6 +210,89 @@ TEST_CASE("a V: the first rank has the first and the last stage, and all hold as
     CHECK(peak_of({8, 512, 8, 64, 256}, j).stage == 1);
 }
 
+TEST_CASE("two copies: every rank has two stages, states of both, and the micro-batches of the schedule") {
+    const model_shape m{16, 512, 8, 4096, 256};
+    for (const int p : {2, 4, 8}) {
+        for (const int count : {2 * p, 2 * p + 2, 6 * p}) {
+            job j{.pipeline = p, .schedule = pipelining::dual_pipe, .micro_batches = count};
+            job single = j;
+            single.schedule = pipelining::one_forward_one_backward;
+            CAPTURE(p);
+            CAPTURE(count);
+            const auto schedule = parallel::dual_pipe(p, count);
+            const auto replay = parallel::replayed(schedule, {});
+            for (int rank = 0; rank < p; ++rank) {
+                CAPTURE(rank);
+                const bool end = rank == 0 || rank == p - 1;
+                // Both ends have words and positions once, where two stages of a pipeline have them each.
+                const std::int64_t once = end ? (4096 + 256) * 512 : 0;
+                const std::int64_t both = rank_parameters(m, single, rank) + rank_parameters(m, single, p - 1 - rank);
+                CHECK(rank_parameters(m, j, rank) == both - once);
+                CHECK(in_flight(j, rank) == replay.peak_in_flight[static_cast<std::size_t>(rank)]);
+                int received = 0, most = 0;  // micro-batches of stages that have one before them
+                for (const parallel::action& a : schedule.actions[static_cast<std::size_t>(rank)]) {
+                    if (a.stage == 0) { continue; }
+                    received += a.what == parallel::pass::forward ? 1 : 0;
+                    most = std::max(most, received);
+                    const bool done = a.what == parallel::pass::backward || a.what == parallel::pass::backward_weight;
+                    received -= done ? 1 : 0;
+                }
+                const rank_memory held = memory_of_rank(m, j, rank);
+                CHECK(held.inputs == most * 2 * 256.0 * 512);
+                CHECK(held.activations == (p + 1) * 16 / p * layer_activation_bytes(m, j));
+                CHECK(held.states == 16.0 * static_cast<double>(both - once));
+                CHECK(held.working == (end ? 4 * 256.0 * (512 + 4096) : 0));
+            }
+        }
+    }
+    // Gradients of weights come later, as in zero-bubble schedules.
+    model_shape ours = m;
+    ours.keeps = trainer_keeps;
+    job j{.pipeline = 4, .schedule = pipelining::dual_pipe, .micro_batches = 8};
+    job other = j;
+    other.schedule = pipelining::zero_bubble;
+    CHECK(layer_activation_bytes(ours, j) == layer_activation_bytes(ours, other));
+    j.data = 4;
+    j.zero_stage = 1;
+    CHECK(memory_of_rank(m, j, 1).states == 4.0 * static_cast<double>(rank_parameters(m, j, 1)) * (1 + 3.0 / 4));
+}
+
+TEST_CASE("ranks that share sequences hold their part of all rows, all weights, and the blocks of rings") {
+    model_shape m{8, 512, 8, 4096, 1 << 14};
+    m.keeps = trainer_keeps;
+    for (const recomputation r : {recomputation::none, recomputation::selective, recomputation::full}) {
+        job j{.tensor = 2, .pipeline = 2, .micro_batch = 3, .micro_batches = 4};
+        j.recompute = r;
+        const rank_memory whole = memory_of_rank(m, j, 1);
+        const double blocks = 4 * 3 * 16384.0 * 256 * 16384 / 128;  // sums of attention's backward, of all keys
+        for (const int sequence : {2, 4, 16}) {
+            job shared = j;
+            shared.sequence = sequence;
+            const rank_memory part = memory_of_rank(m, shared, 1);
+            CAPTURE(sequence);
+            const double features = 3 * 16384.0 / sequence * 256;  // of a micro-batch, on a tensor rank
+            const double rings = (sequence == 2 ? 16 : 36) * features;
+            CHECK(part.states == whole.states);
+            CHECK(part.activations == doctest::Approx(whole.activations / sequence).epsilon(1e-14));
+            CHECK(part.inputs == whole.inputs / sequence);
+            CHECK(part.working ==
+                  doctest::Approx((whole.working - blocks) / sequence + blocks / sequence / sequence + rings)
+                      .epsilon(1e-14));
+            CHECK(part.exchange == 0 + exchange_bytes(m, shared, rank_parameters(m, shared, 1)));
+        }
+        // Of ten tokens the fuller of three ranks has four.
+        m.sequence = 10;
+        CHECK(rank_tokens(m, {.sequence = 3}) == 4);
+        CHECK(memory_of_rank(m, {.sequence = 3}, 0).working > memory_of_rank(m, {.sequence = 5}, 0).working);
+        m.sequence = 1 << 14;
+    }
+    // States are shared among them as among data ranks.
+    const job both{.data = 2, .sequence = 4, .zero_stage = 3};
+    CHECK(memory_of_rank(m, both, 0).states == 16.0 * static_cast<double>((m.parameters() + 7) / 8));
+    CHECK(memory_of_rank(m, {.sequence = 4, .zero_stage = 1}, 0).exchange ==
+          2.0 * static_cast<double>(m.parameters()) / 4);
+}
+
 TEST_CASE("this library's trainer: no masks, 16-bit logits, gradients at work, partial sums of attention") {
     model_shape m{8, 512, 8, 4096, 256};
     m.keeps = trainer_keeps;
@@ -310,6 +396,21 @@ TEST_CASE("what does not fit together is refused with the numbers") {
                          "plan: 7 micro-batches are fewer than twice 4 ranks", usage_error);
     CHECK_THROWS_WITH_AS(of({.pipeline = 4, .schedule = pipelining::zero_bubble_v, .micro_batches = 8}),
                          "plan: 12 layers do not divide over 4 stages of 2 chunks", usage_error);
+    const auto dual_pipe = pipelining::dual_pipe;
+    CHECK_THROWS_WITH_AS(of({.pipeline = 4, .schedule = dual_pipe, .micro_batches = 6}),
+                         "plan: 6 micro-batches are fewer than twice 4 ranks", usage_error);
+    CHECK_THROWS_WITH_AS(of({.pipeline = 4, .schedule = dual_pipe, .micro_batches = 9}),
+                         "plan: 9 micro-batches from both ends of 4 ranks; both must be even", usage_error);
+    CHECK_THROWS_WITH_AS(of({.pipeline = 3, .schedule = dual_pipe, .micro_batches = 8}),
+                         "plan: 8 micro-batches from both ends of 3 ranks; both must be even", usage_error);
+    CHECK_THROWS_WITH_AS(of({.schedule = dual_pipe, .micro_batches = 8}),
+                         "plan: 8 micro-batches from both ends of 1 ranks; both must be even", usage_error);
+    CHECK_THROWS_WITH_AS(of({.pipeline = 4, .data = 2, .schedule = dual_pipe, .zero_stage = 2, .micro_batches = 8}),
+                         "plan: ZeRO stage 2 shares gradients, which two copies of the model add up whole",
+                         usage_error);
+    CHECK_THROWS_WITH_AS(of({.sequence = 0}), "plan: every size of a job is positive", usage_error);
+    CHECK_THROWS_WITH_AS(of({.sequence = 513}), "plan: 513 ranks have two chunks each of a sequence, of 1024 tokens",
+                         usage_error);
     CHECK_THROWS_WITH_AS(of({.micro_batch = std::int64_t{1} << 50}),
                          "plan: a batch of more numbers than can be counted", usage_error);
     CHECK_THROWS_WITH_AS(of({.data = 1 << 30, .micro_batches = std::int64_t{1} << 40}),

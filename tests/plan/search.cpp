@@ -20,6 +20,7 @@
 #include <tutti/plan/memory.hpp>     // fits
 #include <tutti/plan/render.hpp>     // under test
 #include <tutti/plan/search.hpp>     // under test
+#include <tutti/plan/tables.hpp>     // under test
 
 using namespace tutti;
 using namespace tutti::plan;
@@ -29,11 +30,12 @@ namespace {
 constexpr model_shape small{8, 512, 4, 4096, 256};
 
 using key =
-    std::tuple<int, int, int, int, int, int, bool, int, std::int64_t, std::int64_t, int, int, bool, double, int>;
+    std::tuple<int, int, int, int, int, int, int, bool, int, std::int64_t, std::int64_t, int, int, bool, double, int>;
 key key_of(const job& j) {
     return {j.tensor,
             j.pipeline,
             j.data,
+            j.sequence,
             j.chunks,
             static_cast<int>(j.schedule),
             j.zero_stage,
@@ -63,7 +65,7 @@ machine some_machine(std::mt19937_64& random) {
 }
 
 search_space everything(int ranks, std::int64_t sequences) {
-    search_space s{.ranks = ranks, .sequences = sequences};
+    search_space s{.ranks = ranks, .sequences = sequences, .sequence = {1, 2, 4}};
     s.recomputations = {recomputation::none, recomputation::selective, recomputation::full, recomputation::stages};
     s.compressions = {4, 32};
     s.taus = {4, 12};
@@ -96,8 +98,8 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
         // One thing by one name.
         if (j.tensor == 1 && j.sequence_parallel) { return; }
         if (j.pipeline == 1 && j.schedule != pipelining::one_forward_one_backward) { return; }
-        if (j.data == 1 && j.compression > 1) { return; }
-        const comm::two_levels group = on.group_of(j.data, j.tensor);
+        if (j.averaging() == 1 && j.compression > 1) { return; }
+        const comm::two_levels group = on.group_of(j.averaging(), j.tensor);
         const bool of_nodes = group.nodes > 1 && group.largest_node > 1 && j.replicas == group.nodes;
         const bool two_levels = group.nodes > 1 && group.largest_node > 1;
         if (j.secondary > 0 && (!two_levels || j.secondary != group.largest_node)) { return; }
@@ -113,31 +115,35 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
     for (j.tensor = 1; j.tensor <= 8; ++j.tensor) {
         for (j.pipeline = 1; j.tensor * j.pipeline <= 8; ++j.pipeline) {
             if (8 % (j.tensor * j.pipeline) != 0) { continue; }
-            j.data = 8 / (j.tensor * j.pipeline);
-            for (j.micro_batch = 1; j.micro_batch <= 16; ++j.micro_batch) {
-                if (16 % (j.micro_batch * j.data) != 0) { continue; }
-                j.micro_batches = 16 / j.data / j.micro_batch;
-                for (j.chunks = 1; j.chunks <= 4; ++j.chunks) {
-                    for (const pipelining schedule : space.schedules) {
-                        for (const recomputation again : space.recomputations) {
-                            for (int rest = 0; rest < 2 * 4 * 4 * 2 * 2 * 2 * 3; ++rest) {
-                                int left = rest;
-                                const auto digit = [&](int base) {
-                                    const int d = left % base;
-                                    left /= base;
-                                    return d;
-                                };
-                                job k = j;
-                                k.schedule = schedule;
-                                k.recompute = again;
-                                k.sequence_parallel = digit(2) == 1;
-                                k.zero_stage = digit(4);
-                                k.replicas = 1 << digit(4);
-                                k.tau = 4 * digit(2);
-                                k.delayed = digit(2) == 1;
-                                k.compression = digit(2) == 1 ? 4 : 1;
-                                k.secondary = 2 * digit(3);
-                                try_one(k);
+            for (const int q : space.sequence) {
+                if (8 % (j.tensor * j.pipeline * q) != 0) { continue; }
+                j.sequence = q;
+                j.data = 8 / (j.tensor * j.pipeline * q);
+                for (j.micro_batch = 1; j.micro_batch <= 16; ++j.micro_batch) {
+                    if (16 % (j.micro_batch * j.data) != 0) { continue; }
+                    j.micro_batches = 16 / j.data / j.micro_batch;
+                    for (j.chunks = 1; j.chunks <= 4; ++j.chunks) {
+                        for (const pipelining schedule : space.schedules) {
+                            for (const recomputation again : space.recomputations) {
+                                for (int rest = 0; rest < 2 * 4 * 4 * 2 * 2 * 2 * 3; ++rest) {
+                                    int left = rest;
+                                    const auto digit = [&](int base) {
+                                        const int d = left % base;
+                                        left /= base;
+                                        return d;
+                                    };
+                                    job k = j;
+                                    k.schedule = schedule;
+                                    k.recompute = again;
+                                    k.sequence_parallel = digit(2) == 1;
+                                    k.zero_stage = digit(4);
+                                    k.replicas = 1 << digit(4);
+                                    k.tau = 4 * digit(2);
+                                    k.delayed = digit(2) == 1;
+                                    k.compression = digit(2) == 1 ? 4 : 1;
+                                    k.secondary = 2 * digit(3);
+                                    try_one(k);
+                                }
                             }
                         }
                     }
@@ -145,7 +151,7 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
             }
         }
     }
-    CHECK(expected.size() > 2000);
+    CHECK(expected.size() > 5000);
     CHECK(found.size() == expected.size());
     CHECK(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
 }
@@ -376,7 +382,8 @@ TEST_CASE("alternatives: one dimension each, none of them better, with the reaso
             CHECK(j.sequences() == b.sequences());
             const bool layout = j.tensor != b.tensor || j.pipeline != b.pipeline;
             CHECK((layout ? 1 : 0) + (j.micro_batch != b.micro_batch ? 1 : 0) + (j.zero_stage != b.zero_stage ? 1 : 0) +
-                      (j.recompute != b.recompute ? 1 : 0) + (j.compression != b.compression ? 1 : 0) +
+                      (j.recompute != b.recompute ? 1 : 0) + (j.sequence != b.sequence ? 1 : 0) +
+                      (j.compression != b.compression ? 1 : 0) +
                       (a.dimension == "sequence parallel" || a.dimension == "replicas" || a.dimension == "schedule"
                            ? 1
                            : 0) ==
@@ -404,7 +411,7 @@ TEST_CASE("a choice is explained in words and numbers") {
     const std::string table = text_of(m, frontier, best);
     CHECK(table.starts_with("tp "));
     CHECK(std::count(table.begin(), table.end(), '\n') == 4);
-    CHECK(table.find("8+sp") != std::string::npos);
+    CHECK(table.find("8+rows") != std::string::npos);
     CHECK(table.find("zero<1>") != std::string::npos);
     const std::string why = text_of(alternatives(m, frontier, space, best[0]), space);
     CHECK(why.find("does not fit: ") != std::string::npos);

@@ -1,5 +1,5 @@
 // evidence: what a plan rests on: every figure of a machine, and whether it is published, fitted, given or assumed.
-// Needs plan/explain for tables.
+// Needs plan/tables.
 #pragma once
 
 #include <string>       // values
@@ -7,8 +7,8 @@
 #include <vector>       // rows
 
 #include <tutti/core/text.hpp>     // formatted
-#include <tutti/plan/explain.hpp>  // table_of
 #include <tutti/plan/machine.hpp>  // machine
+#include <tutti/plan/tables.hpp>   // table_of
 
 namespace tutti::plan {
 

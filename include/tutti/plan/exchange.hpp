@@ -1,4 +1,4 @@
-// exchange: what data ranks send in a step, how long it takes, and how much of that computing hides; by strategy.
+// exchange: what ranks with the same weights send in a step, how long it takes, how much of it computing hides; by strategy.
 // Needs plan/machine, plan/model, comm/cost. Closed forms of strategy/data_parallel, zero, node_shards, local_update and
 // the compressed collectives, whose documentation they follow.
 #pragma once
@@ -75,7 +75,7 @@ struct coded_time {
 
 }  // namespace detail
 
-/// What data ranks take in a step, of a rank with `parameters` in as many messages as it has layers.
+/// What data and sequence ranks take in a step, of a rank with `parameters` in as many messages as it has layers.
 ///
 /// Semantics  P parameters of 2 bytes; AR, RS, AG: the collectives over them, by comm/cost on two levels; k micro-batches
 ///            of forward F and backward B; "beside X" is waited for as far as it does not fit.
@@ -83,6 +83,7 @@ struct coded_time {
 ///   zero<1>      RS beside the last B; AG of values beside the first F
 ///   zero<2>      RS beside the next micro-batch, k - 1 times, then as zero<1>
 ///   zero<3>      AG beside F, AG and RS beside B, k times; the first gather and the last reduction are waited for
+///   two copies of the model  gradients are complete when both are added up: nothing of them is sent beside B
 ///   secondary_shards  the second AG inside the node
 ///   node_shards  these inside a replica, and AR of a rank's part over replicas, once, beside the last B
 ///   tau > 0      inside a replica as above; AR of owned masters, 4 bytes each, once in tau steps: waited for, or, if
@@ -96,7 +97,7 @@ struct coded_time {
                                                     std::int64_t parameters, const rank_passes& passes) {
     using enum comm::collective;
     const double memory_rate = on.memory_bandwidth * on.memory_efficiency;
-    const auto count = static_cast<double>(m.layers / j.pipeline);
+    const auto count = static_cast<double>(rank_layers(m, j));
     const auto k = static_cast<double>(j.micro_batches);
     const int shards = j.shards();
     const auto all = static_cast<double>(parameters);
@@ -106,6 +107,7 @@ struct coded_time {
     const double bytes = 2 * all / count;  // of a message
     const double ratio = j.tau > 0 ? 1 : j.compression;
     const auto each = [&](comm::collective kind) { return detail::coded(kind, bytes, 2, inside, ratio, memory_rate); };
+    const double last_backward = j.copies() > 1 ? 0 : passes.backward;  // beside which gradients can be sent
     exchange_time out;
     out.updates = 30 * owned / memory_rate;
     const auto beside = [&](const detail::coded_time& message, double window, double times = 1) {
@@ -118,7 +120,7 @@ struct coded_time {
         over_replicas = detail::coded(all_reduce, bytes / shards, 2, across, 1, memory_rate);
     }
     if (j.zero_stage == 0) {
-        beside(each(all_reduce), passes.backward);
+        beside(each(all_reduce), last_backward);
     } else {
         const detail::coded_time reduce = each(reduce_scatter);
         const detail::coded_time gather = each(all_gather);
@@ -130,7 +132,7 @@ struct coded_time {
                 out.exposed += (k - 1) * std::max(0.0, count * reduce.sent - passes.forward - passes.backward);
                 out.updates += (k - 1) * count * reduce.coding;
             }
-            beside(last, passes.backward);
+            beside(last, last_backward);
             beside(gather, passes.forward);
         } else {
             const detail::coded_time again =

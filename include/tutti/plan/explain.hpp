@@ -1,16 +1,16 @@
-// explain: why a job is the best: what its neighbors in each dimension cost, and tables of both as text.
-// Needs plan/search.
+// explain: why a job is the best: what its neighbors in each dimension cost.
+// Needs plan/search. Tables of both: plan/tables.
 #pragma once
 
-#include <algorithm>    // find, max
+#include <algorithm>    // upper_bound, lower_bound
+#include <cmath>        // ceil
 #include <cstddef>      // size_t
 #include <cstdint>      // counts
 #include <numeric>      // gcd
-#include <span>         // lists
-#include <string>       // tables
+#include <string>       // words
 #include <string_view>  // names
 #include <utility>      // move
-#include <vector>       // rows
+#include <vector>       // lists
 
 #include <tutti/core/error.hpp>    // usage_error
 #include <tutti/core/text.hpp>     // formatted
@@ -18,6 +18,8 @@
 #include <tutti/plan/memory.hpp>   // usable_bytes
 #include <tutti/plan/model.hpp>    // job
 #include <tutti/plan/search.hpp>   // planned
+#include <tutti/plan/space.hpp>    // search_space
+#include <tutti/plan/time.hpp>     // tokens_that_hide
 
 namespace tutti::plan {
 
@@ -32,9 +34,10 @@ struct utilization {
     return {model_flops(m, p.how) / peak, hardware_flops(m, p.how) / peak};
 }
 
-/// "zero<2> over 4 replicas, compressed 4 times": what data ranks do, by the names of this library's strategies.
+/// "zero<2> over 4 replicas, compressed 4 times": what ranks with the same weights do, by the names of this library's
+/// strategies.
 [[nodiscard]] inline std::string strategy_of(const job& j) {
-    std::string name = j.data == 1 ? "-" : j.shards() == 1 && j.tau > 0 ? "local" : "data_parallel";
+    std::string name = j.averaging() == 1 ? "-" : j.shards() == 1 && j.tau > 0 ? "local" : "data_parallel";
     if (j.zero_stage > 0 && j.shards() > 1) { name = formatted("zero<{}>", j.zero_stage); }
     if (j.replicas > 1 && j.tau == 0) { name += formatted(", node_shards of {}", j.shards()); }
     if (j.secondary > 0) { name += formatted(", secondary_shards of {}", j.secondary); }
@@ -67,9 +70,13 @@ namespace detail {
     const struct {
         std::string_view name;
         double more;
-    } terms[] = {{"products", to.products - from.products},       {"memory traffic", to.memory - from.memory},
-                 {"tensor collectives", to.tensor - from.tensor}, {"bubble", to.bubble - from.bubble},
-                 {"messages", to.messages - from.messages},       {"data exchange", to.data - from.data},
+    } terms[] = {{"products", to.products - from.products},
+                 {"memory traffic", to.memory - from.memory},
+                 {"tensor collectives", to.tensor - from.tensor},
+                 {"rings", to.sequence - from.sequence},
+                 {"bubble", to.bubble - from.bubble},
+                 {"messages", to.messages - from.messages},
+                 {"data exchange", to.data - from.data},
                  {"updates", to.updates - from.updates}};
     const auto* most = &terms[0];
     for (const auto& t : terms) {
@@ -127,7 +134,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
     };
     // With other ranks or micro-batches: data ranks follow, and replicas are as before ranks or nodes.
     const auto moved = [&](std::string_view dimension, std::int64_t value, job j) {
-        const int model_ranks = j.tensor * j.pipeline;
+        const int model_ranks = j.tensor * j.pipeline * j.sequence;  // and of whole sequences
         const std::int64_t data = s.ranks / model_ranks;
         if (s.ranks % model_ranks != 0 || s.sequences % (data * j.micro_batch) != 0) {
             out.push_back({std::string(dimension),
@@ -141,10 +148,9 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         }
         j.data = static_cast<int>(data);
         j.micro_batches = s.sequences / data / j.micro_batch;
-        if (best.how.secondary > 0) { j.secondary = on.group_of(j.data, j.tensor).largest_node; }
-        if (best.how.replicas > 1) {
-            j.replicas = best.how.shards() == 1 ? j.data : on.group_of(j.data, j.tensor).nodes;
-        }
+        const comm::two_levels group = on.group_of(j.averaging(), j.tensor);
+        if (best.how.secondary > 0) { j.secondary = group.largest_node; }
+        if (best.how.replicas > 1) { j.replicas = best.how.replicas == best.how.data ? j.data : group.nodes; }
         if (j.pipeline == 1) {
             j.schedule = pipelining::one_forward_one_backward;
             j.chunks = 1;
@@ -164,6 +170,20 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         job j = b;
         j.pipeline = p;
         moved("pipeline", p, j);
+    }
+    for (const int q : detail::next_to(detail::sequence_ranks(m, s, s.ranks), b.sequence)) {
+        job j = b;
+        j.sequence = q;
+        if (!s.sequence.empty() || detail::rings_hide(m, j, on)) {
+            moved("sequence", q, j);
+            continue;
+        }
+        out.push_back({"sequence",
+                       formatted("{}", q),
+                       formatted("not tried: {} tokens of a rank hide no ring; {:.0f} would", rank_tokens(m, j),
+                                 std::ceil(tokens_that_hide(m, j, on))),
+                       false,
+                       {}});
     }
     for (const std::int64_t micro :
          detail::next_to(detail::dividing(s.micro_batches, s.sequences / b.data), b.micro_batch)) {
@@ -214,61 +234,6 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         look(rounds ? "replicas" : "compression", strategy_of(j), j);
     });
     return out;
-}
-
-namespace detail {
-
-// Columns as wide as their widest cell; the first is set left.
-[[nodiscard]] inline std::string table_of(const std::vector<std::vector<std::string>>& rows) {
-    std::vector<std::size_t> widths;
-    for (const auto& row : rows) {
-        widths.resize(std::max(widths.size(), row.size()), 0);
-        for (std::size_t c = 0; c < row.size(); ++c) { widths[c] = std::max(widths[c], row[c].size()); }
-    }
-    std::string text;
-    for (const auto& row : rows) {
-        std::string line;
-        for (std::size_t c = 0; c < row.size(); ++c) {
-            line += c == 0 ? "" : "  ";
-            line += row[c];
-            if (c + 1 < row.size()) { line.append(widths[c] - row[c].size(), ' '); }
-        }
-        text += line + '\n';
-    }
-    return text;
-}
-
-}  // namespace detail
-
-/// A line for each plan: layout, memory, and where its seconds go.
-[[nodiscard]] inline std::string text_of(const model_shape& m, const machine& on, std::span<const planned> plans) {
-    std::vector<std::vector<std::string>> rows{{"tp", "pp", "dp", "micro", "schedule", "recompute", "data ranks", "GiB",
-                                                "s/step", "MFU %", "HFU %", "products", "traffic", "tensor", "bubble",
-                                                "messages", "data", "updates"}};
-    const auto number = [](double x) { return formatted("{:.3g}", x); };
-    for (const planned& p : plans) {
-        const job& j = p.how;
-        const utilization u = utilization_of(m, on, p);
-        const step_time& t = p.time;
-        rows.push_back({formatted("{}{}", j.tensor, j.sequence_parallel ? "+sp" : ""), formatted("{}", j.pipeline),
-                        formatted("{}", j.data), formatted("{} x {}", j.micro_batches, j.micro_batch), schedule_of(j),
-                        std::string(name_of(j.recompute)), strategy_of(j),
-                        formatted("{:.1f}", p.peak.memory.total() / (1 << 30)), formatted("{:.4g}", p.seconds()),
-                        formatted("{:.1f}", 100 * u.model), formatted("{:.1f}", 100 * u.hardware), number(t.products),
-                        number(t.memory), number(t.tensor), number(t.bubble), number(t.messages), number(t.data),
-                        number(t.updates)});
-    }
-    return detail::table_of(rows);
-}
-
-/// A line for each alternative, and one for what the space does not have because it would change training.
-[[nodiscard]] inline std::string text_of(std::span<const alternative> list, const search_space& s) {
-    std::vector<std::vector<std::string>> rows;
-    for (const alternative& a : list) { rows.push_back({a.dimension, a.value, a.verdict}); }
-    std::string text = detail::table_of(rows);
-    if (s.compressions.empty()) { text += "compression is not searched: it changes gradients\n"; }
-    if (s.taus.empty()) { text += "rounds of local steps are not searched: they change training\n"; }
-    return text;
 }
 
 }  // namespace tutti::plan

@@ -31,20 +31,22 @@ struct bytes_per_parameter {
 
 /// Bytes that one layer keeps of one micro-batch for its backward, on one rank; 16-bit activations.
 ///
-/// With s tokens, b sequences, h hidden, a heads, t tensor ranks, d bytes of masks (model_shape::keeps):
-///   none       s b h (8 + d + 24/t + 5 a s / (h t));  sequence-parallel  s b h (32 + d + 5 a s / h) / t
-///   selective  the same without 5 a s; so stages      full               2 s b h;  sequence-parallel  2 s b h / t
+/// With s tokens of a sequence on the rank, S of all of it, b sequences, h hidden, a heads, t tensor ranks, d bytes of
+/// masks (model_shape::keeps):
+///   none       s b h (8 + d + 24/t + 5 a S / (h t));  sequence-parallel  s b h (32 + d + 5 a S / h) / t
+///   selective  the same without 5 a S; so stages      full               2 s b h;  sequence-parallel  2 s b h / t
 /// Where heads do not divide, those of the rank that has most of them. Schedules that compute gradients of weights later
 /// add what keeps.later says.
 [[nodiscard]] constexpr double layer_activation_bytes(const model_shape& m, const job& j) noexcept {
-    const auto s = static_cast<double>(m.sequence);
+    const auto keys = static_cast<double>(m.sequence);
     const auto h = static_cast<double>(m.hidden);
-    const double sbh = s * static_cast<double>(j.micro_batch) * h;
+    const double sbh = static_cast<double>(rank_tokens(m, j) * j.micro_batch) * h;
     const double t = j.tensor;
     if (j.recompute == recomputation::full) { return 2 * sbh / (j.sequence_parallel ? t : 1); }
     const double attended = static_cast<double>(attention_features(m, j)) / h;
-    const double scores = j.recompute == recomputation::none ? 5 * static_cast<double>(m.heads) * s / h * attended : 0;
-    const bool later = j.schedule == pipelining::zero_bubble || j.schedule == pipelining::zero_bubble_v;
+    const double scores =
+        j.recompute == recomputation::none ? 5 * static_cast<double>(m.heads) * keys / h * attended : 0;
+    const bool later = j.splits_backward();
     const double whole = (8 + m.keeps.masks) / (j.sequence_parallel ? t : 1);
     return sbh * (whole + 8 * attended + 16 / t + scores + (later ? m.keeps.later + m.keeps.later_cut / t : 0));
 }
@@ -52,7 +54,7 @@ struct bytes_per_parameter {
 /// Micro-batches, of a whole stage each, that a rank of a stage holds at most.
 ///
 ///   gpipe m;  1f1b min(m, p - r);  interleaved (2(p - 1 - r) + (v - 1) p + 1)/v, at most m;  zero_bubble and _v min(m,
-///   p)
+///   p);  dual_pipe p + 1, of both of its stages together
 [[nodiscard]] inline double in_flight(const job& j, int stage) {
     const auto m = static_cast<double>(j.micro_batches);
     const double p = j.pipeline;
@@ -65,6 +67,7 @@ struct bytes_per_parameter {
     }
     case pipelining::zero_bubble:
     case pipelining::zero_bubble_v: return std::min(m, p);
+    case pipelining::dual_pipe: return p + 1;
     }
     throw usage_error("plan: no such schedule");
 }
@@ -87,7 +90,7 @@ struct bytes_per_parameter {
     if (j.secondary > 0) { bytes += 2 * static_cast<double>((parameters + j.secondary - 1) / j.secondary); }
     if (j.tau > 0) { bytes += 12 * owned; }
     if (j.compression > 1) { bytes += 4 * (j.tau > 0 ? owned : static_cast<double>(parameters)); }
-    return j.data == 1 ? 0 : bytes;
+    return j.averaging() == 1 ? 0 : bytes;
 }
 
 /// What a rank holds, in bytes.
@@ -100,6 +103,13 @@ struct rank_memory {
     [[nodiscard]] constexpr double total() const noexcept { return states + activations + inputs + working + exchange; }
 };
 
+/// Bytes that rings take at once beside what attention takes on one rank: keys and values of two ranks and gradients of
+/// them, as sequence::ring_attention has them where its kernel's results are of 16 bits.
+[[nodiscard]] constexpr double ring_bytes(const model_shape& m, const job& j) noexcept {
+    const double bytes = j.sequence == 1 ? 0 : j.sequence == 2 ? 16 : 36;  // a token and feature
+    return bytes * static_cast<double>(rank_tokens(m, j) * j.micro_batch * attention_features(m, j));
+}
+
 /// Memory of a rank of `stage` at its peak.
 ///
 /// Semantics  a closed form: what allocators lose comes on top (`fits`).
@@ -111,26 +121,28 @@ struct rank_memory {
     out.states = static_cast<double>(state_bytes(parameters, j.zero_stage, j.shards(), b));
     out.exchange = exchange_bytes(m, j, parameters);
     const double held = in_flight(j, stage);
-    const double rows = static_cast<double>(m.sequence * j.micro_batch);
+    const auto tokens = static_cast<double>(rank_tokens(m, j));
+    const double rows = tokens * static_cast<double>(j.micro_batch);
     const auto h = static_cast<double>(m.hidden);
     const double of_stage = static_cast<double>(m.layers / j.pipeline) * layer_activation_bytes(m, j);
     (j.recompute == recomputation::stages ? out.working : out.activations) =
         (j.recompute == recomputation::stages ? 1 : held) * of_stage;
     const int chunks = j.schedule == pipelining::zero_bubble_v ? 2 : j.chunks;
-    // Rank 0's first chunk has no stage before it.
-    const int received = stage == 0 ? chunks - 1 : chunks;
-    out.inputs = held * received * 2 * rows * h / (m.keeps.whole_inputs ? 1 : j.tensor);
+    // Rank 0's first chunk has no stage before it. Of two copies, both ends hold one micro-batch of their last stage.
+    const bool is_end = stage == 0 || stage == j.pipeline - 1;
+    const double received = j.copies() == 2 ? (is_end ? 1 : held) : held * (stage == 0 ? chunks - 1 : chunks);
+    out.inputs = received * 2 * rows * h / (m.keeps.whole_inputs ? 1 : j.tensor);
     if (j.recompute == recomputation::full) {
         job keeping = j;
         keeping.recompute = recomputation::selective;
         out.working += layer_activation_bytes(m, keeping);
     }
-    out.working += rows * h * (m.keeps.working + m.keeps.working_cut / j.tensor);
+    out.working += rows * h * (m.keeps.working + m.keeps.working_cut / j.tensor) + ring_bytes(m, j);
     if (m.keeps.key_block > 0) {
-        out.working += 4 * rows * static_cast<double>(attention_features(m, j)) * static_cast<double>(m.sequence) /
-                       static_cast<double>(m.keeps.key_block);
+        out.working +=
+            4 * rows * static_cast<double>(attention_features(m, j)) * tokens / static_cast<double>(m.keeps.key_block);
     }
-    if (stage == j.last_rank()) {
+    if (j.has_head(stage)) {
         out.working += rows * (4 * h + m.keeps.logits * static_cast<double>(m.vocabulary)) / j.tensor;
     }
     return out;

@@ -60,18 +60,27 @@ enum class recomputation : std::uint8_t {
     full,       ///< whole layers, from their inputs
     stages      ///< whole stages, from their inputs, as parallel::pipeline does; and scores as in selective
 };
-enum class pipelining : std::uint8_t { gpipe, one_forward_one_backward, interleaved, zero_bubble, zero_bubble_v };
+enum class pipelining : std::uint8_t {
+    gpipe,
+    one_forward_one_backward,
+    interleaved,
+    zero_bubble,
+    zero_bubble_v,
+    dual_pipe  ///< two copies of the model, of which each rank has two stages
+};
 
 [[nodiscard]] constexpr std::string_view name_of(recomputation r) noexcept {
     constexpr std::string_view names[] = {"none", "selective", "full", "stages"};
     return names[static_cast<std::size_t>(r)];
 }
 [[nodiscard]] constexpr std::string_view name_of(pipelining s) noexcept {
-    constexpr std::string_view names[] = {"gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v"};
+    constexpr std::string_view names[] = {"gpipe", "1f1b", "interleaved", "zero_bubble", "zero_bubble_v", "dual_pipe"};
     return names[static_cast<std::size_t>(s)];
 }
 
-/// How a model is trained. Ranks: tensor * pipeline * data; data ranks are `replicas` groups, inside which ZeRO shards.
+/// How a model is trained. Ranks: tensor * pipeline * data * sequence. The ranks of `sequence` have parts of the same
+/// sequences, to which they attend in rings (sequence::ring_attention, over partition::even_ring). Those of data and
+/// sequence together have the same weights; they are `replicas` groups, inside which ZeRO shards.
 ///
 /// What groups do with each other is this library's: strategy::data_parallel (stage 0), zero<stage>, over node_shards
 /// (`replicas`, tau 0) or secondary_shards, and local_update over any of them (tau > 0), at once (local_sgd, slow_mo) or
@@ -80,25 +89,36 @@ struct job {
     int tensor = 1;
     int pipeline = 1;
     int data = 1;
-    int chunks = 1;  ///< a rank, of an interleaved pipeline
+    int sequence = 1;  ///< ranks that share every sequence
+    int chunks = 1;    ///< a rank, of an interleaved pipeline
     pipelining schedule = pipelining::one_forward_one_backward;
     int zero_stage = 0;
     bool sequence_parallel = false;
     recomputation recompute = recomputation::none;
     std::int64_t micro_batch = 1;    ///< sequences
     std::int64_t micro_batches = 1;  ///< of a data rank, a step
-    int replicas = 1;                ///< groups of data ranks, each with all of the states
+    int replicas = 1;                ///< groups of data ranks, and theirs of sequences, each with all of the states
     int tau = 0;                     ///< steps of a round, at whose end replicas meet; 0: they do in every step
     bool delayed = false;            ///< what they agree on is adopted a round later
     double compression = 1;          ///< bytes of gradients, or of what replicas meet with, over bytes sent
     int secondary = 0;  ///< data ranks of a node that keep what stage 3 gathered, shared among them; 0: nobody does
 
-    /// Data ranks that share states.
-    [[nodiscard]] constexpr int shards() const noexcept { return data / replicas; }
-    [[nodiscard]] constexpr std::int64_t ranks() const noexcept { return std::int64_t{1} * tensor * pipeline * data; }
-    /// The pipeline's rank that has the last stage, and so the head.
-    [[nodiscard]] constexpr int last_rank() const noexcept {
-        return schedule == pipelining::zero_bubble_v ? 0 : pipeline - 1;
+    /// Ranks with the same weights, which average gradients.
+    [[nodiscard]] constexpr int averaging() const noexcept { return data * sequence; }
+    /// Those of them that share states.
+    [[nodiscard]] constexpr int shards() const noexcept { return data / replicas * sequence; }
+    [[nodiscard]] constexpr std::int64_t ranks() const noexcept {
+        return std::int64_t{1} * tensor * pipeline * data * sequence;
+    }
+    /// Copies of the model in a pipeline. The two that there may be add up their gradients when all are complete.
+    [[nodiscard]] constexpr int copies() const noexcept { return schedule == pipelining::dual_pipe ? 2 : 1; }
+    /// Whether a rank of the pipeline has the last stage, and so the head.
+    [[nodiscard]] constexpr bool has_head(int rank) const noexcept {
+        return schedule == pipelining::zero_bubble_v ? rank == 0 : rank == pipeline - 1 || (copies() == 2 && rank == 0);
+    }
+    /// Do gradients of weights come later than those of inputs?
+    [[nodiscard]] constexpr bool splits_backward() const noexcept {
+        return schedule == pipelining::zero_bubble || schedule == pipelining::zero_bubble_v || copies() == 2;
     }
     [[nodiscard]] constexpr std::int64_t sequences() const noexcept { return micro_batch * micro_batches * data; }
 };
@@ -120,8 +140,8 @@ inline void validate(const model_shape& m, const job& j) {
     using detail::expect;
     expect(m.layers > 0 && m.hidden > 0 && m.heads > 0 && m.vocabulary > 0 && m.sequence > 0,
            [] { return std::string("every size of a model is positive"); });
-    expect(j.tensor > 0 && j.pipeline > 0 && j.data > 0 && j.chunks > 0 && j.micro_batch > 0 && j.micro_batches > 0 &&
-               j.replicas > 0 && j.tau >= 0,
+    expect(j.tensor > 0 && j.pipeline > 0 && j.data > 0 && j.sequence > 0 && j.chunks > 0 && j.micro_batch > 0 &&
+               j.micro_batches > 0 && j.replicas > 0 && j.tau >= 0,
            [] { return std::string("every size of a job is positive"); });
     const auto hidden = static_cast<double>(m.hidden);
     constexpr double countable = 1e18;  // also as what a rank holds of it in bytes, and sends
@@ -137,6 +157,9 @@ inline void validate(const model_shape& m, const job& j) {
     expect(m.heads >= j.tensor, [&] { return formatted("{} heads do not divide over {} ranks", m.heads, j.tensor); });
     expect(m.vocabulary % j.tensor == 0,
            [&] { return formatted("{} words do not divide over {} ranks", m.vocabulary, j.tensor); });
+    expect(j.sequence == 1 || m.sequence >= 2 * std::int64_t{j.sequence}, [&] {
+        return formatted("{} ranks have two chunks each of a sequence, of {} tokens", j.sequence, m.sequence);
+    });
     const int chunks = j.schedule == pipelining::zero_bubble_v ? 2 : j.chunks;
     expect(m.layers % (j.pipeline * chunks) == 0, [&] {
         return formatted("{} layers do not divide over {} stages of {} chunks", m.layers, j.pipeline, chunks);
@@ -145,9 +168,14 @@ inline void validate(const model_shape& m, const job& j) {
            [&] { return formatted("{} chunks a rank under this schedule", j.chunks); });
     expect(j.schedule != pipelining::interleaved || j.micro_batches % j.pipeline == 0,
            [&] { return formatted("{} micro-batches are not a multiple of {} ranks", j.micro_batches, j.pipeline); });
-    expect((j.schedule != pipelining::zero_bubble && j.schedule != pipelining::zero_bubble_v) || j.pipeline == 1 ||
-               j.micro_batches >= 2 * j.pipeline,
+    expect(!j.splits_backward() || j.pipeline == 1 || j.micro_batches >= 2 * j.pipeline,
            [&] { return formatted("{} micro-batches are fewer than twice {} ranks", j.micro_batches, j.pipeline); });
+    expect(j.copies() == 1 || (j.pipeline % 2 == 0 && j.micro_batches % 2 == 0), [&] {
+        return formatted("{} micro-batches from both ends of {} ranks; both must be even", j.micro_batches, j.pipeline);
+    });
+    expect(j.copies() == 1 || j.zero_stage <= 1, [&] {
+        return formatted("ZeRO stage {} shares gradients, which two copies of the model add up whole", j.zero_stage);
+    });
     expect(j.data % j.replicas == 0,
            [&] { return formatted("{} data ranks do not divide over {} replicas", j.data, j.replicas); });
     expect(j.replicas == 1 || j.tau > 0 || j.zero_stage > 0,
@@ -156,11 +184,12 @@ inline void validate(const model_shape& m, const job& j) {
     expect(j.tau > 0 || !j.delayed, [] { return std::string("what is not a round is not delayed"); });
     expect(j.compression >= 1 && std::isfinite(j.compression),
            [&] { return formatted("compression {}; at least 1, and finite", j.compression); });
-    expect(
-        j.secondary >= 0 && (j.secondary == 0 || (j.zero_stage == 3 && j.replicas == 1 && j.data % j.secondary == 0)),
-        [&] {
-            return formatted("secondary shards of {} ranks; stage 3 has them, of a divisor of {}", j.secondary, j.data);
-        });
+    expect(j.secondary >= 0 &&
+               (j.secondary == 0 || (j.zero_stage == 3 && j.replicas == 1 && j.averaging() % j.secondary == 0)),
+           [&] {
+               return formatted("secondary shards of {} ranks; stage 3 has them, of a divisor of {}", j.secondary,
+                                j.averaging());
+           });
     expect(j.compression == 1 || j.replicas == 1 || j.tau > 0,
            [] { return std::string("node_shards sends gradients as they are"); });
 }
@@ -176,9 +205,19 @@ inline void validate(const model_shape& m, const job& j) {
     return (m.heads + j.tensor - 1) / j.tensor * (m.hidden / m.heads);
 }
 
+/// Tokens of each sequence on the rank that has most of it.
+[[nodiscard]] constexpr std::int64_t rank_tokens(const model_shape& m, const job& j) noexcept {
+    return (m.sequence + j.sequence - 1) / j.sequence;
+}
+/// Layers whose weights a rank has.
+[[nodiscard]] constexpr std::int64_t rank_layers(const model_shape& m, const job& j) noexcept {
+    return m.layers / j.pipeline * j.copies();
+}
+
 /// Parameters of a rank of a stage: weights and their biases cut by tensor ranks; norms, biases of whole rows and
 /// positions on each; the last stage has its own table and positions where its rank is not that of the first.
-/// Schedules of several chunks a rank: `stage` is the rank. Under zero_bubble_v rank 0 has the first and the last chunk.
+/// Schedules of several chunks a rank, or of two copies: `stage` is the rank. Under zero_bubble_v rank 0 has the first and
+/// the last chunk, under dual_pipe both ends have the first and the last stage.
 [[nodiscard]] inline std::int64_t rank_parameters(const model_shape& m, const job& j, int stage) {
     validate(m, j);
     if (stage < 0 || stage >= j.pipeline) { throw usage_error(formatted("plan: stage {} of {}", stage, j.pipeline)); }
@@ -186,8 +225,8 @@ inline void validate(const model_shape& m, const job& j) {
     const std::int64_t t = j.tensor;
     const std::int64_t attended = attention_features(m, j);
     const std::int64_t layer = 4 * h * attended + 8 * h * h / t + 3 * attended + 4 * h / t + 6 * h;
-    std::int64_t count = m.layers / j.pipeline * layer;
-    const bool last = stage == j.last_rank();
+    std::int64_t count = rank_layers(m, j) * layer;
+    const bool last = j.has_head(stage);
     if (stage == 0 || last) { count += m.vocabulary / t * h + m.sequence * h; }
     return count + (last ? 2 * h : 0);
 }

@@ -11,5 +11,8 @@
 #include <tutti/plan/memory.hpp>
 #include <tutti/plan/model.hpp>
 #include <tutti/plan/render.hpp>
+#include <tutti/plan/rings.hpp>
 #include <tutti/plan/search.hpp>
+#include <tutti/plan/space.hpp>
+#include <tutti/plan/tables.hpp>
 #include <tutti/plan/time.hpp>

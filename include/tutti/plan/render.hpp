@@ -25,10 +25,11 @@ struct bar_part {
     double value;
 };
 
-[[nodiscard]] inline std::array<bar_part, 7> parts_of(const step_time& t) {
+[[nodiscard]] inline std::array<bar_part, 8> parts_of(const step_time& t) {
     return {{{"products", "#3b78b5", t.products},
              {"memory traffic", "#8ab4dc", t.memory},
              {"tensor collectives", "#d98032", t.tensor},
+             {"rings", "#e8b96a", t.sequence},
              {"bubble", "#c9cdd2", t.bubble},
              {"messages", "#8a8f96", t.messages},
              {"data exchange", "#b5443b", t.data},
@@ -117,8 +118,9 @@ template <class Parts> [[nodiscard]] std::string legend_of(const Parts& parts, d
             svg += formatted("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", label - 8, at,
                              detail::escaped(text));
         };
-        line(y - 2, formatted("tp {}{} · pp {} · dp {} · {} micro-batches of {}", j.tensor,
-                              j.sequence_parallel ? "+sp" : "", j.pipeline, j.data, j.micro_batches, j.micro_batch));
+        line(y - 2, formatted("tp {}{} · pp {} · dp {} · sp {} · {} micro-batches of {}", j.tensor,
+                              j.sequence_parallel ? "+rows" : "", j.pipeline, j.data, j.sequence, j.micro_batches,
+                              j.micro_batch));
         line(y + 11, formatted("{} · {} · {}", schedule_of(j), name_of(j.recompute), strategy_of(j)));
     }
     svg += detail::bars_of(plans, label, top, row, longest > 0 ? time_width / longest : 0, "s", 1,

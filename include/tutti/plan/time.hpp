@@ -1,5 +1,5 @@
 // time: seconds of a step by closed forms: products, what passes through memory, collectives, bubbles, updates.
-// Needs plan/machine, plan/model, plan/exchange, comm/cost. Source: Narayanan et al. 2021, arXiv:2104.04473, section 3;
+// Needs plan/machine, plan/model, plan/exchange, plan/rings, comm/cost. Source: Narayanan et al. 2021, arXiv:2104.04473, section 3;
 // Korthikanti et al. 2022, arXiv:2205.05198, section 4.
 #pragma once
 
@@ -11,6 +11,8 @@
 #include <tutti/plan/exchange.hpp>  // time_of_exchange
 #include <tutti/plan/machine.hpp>   // machine
 #include <tutti/plan/model.hpp>     // model_shape, job
+#include <tutti/plan/rings.hpp>     // time_of_rings
+#include <tutti/sequence/cost.hpp>  // tokens_that_hide
 
 namespace tutti::plan {
 
@@ -19,14 +21,15 @@ struct step_time {
     double products = 0;  ///< of matrices
     double memory = 0;    ///< norms, activation functions, softmax: what memory bandwidth limits
     double tensor = 0;    ///< collectives inside layers
+    double sequence = 0;  ///< rings of attention: waiting, and what their steps do beside products
     double bubble = 0;    ///< waiting of the pipeline
     double messages = 0;  ///< waiting for what stages send each other
-    double data = 0;      ///< waiting for gradients and weights over data ranks, and their cost beside computing
+    double data = 0;      ///< waiting for gradients and weights of equal ranks, and their cost beside computing
     double updates = 0;   ///< the optimizer, and what strategies compute
     double hidden = 0;    ///< communication of data ranks beside computing: not part of the total
-    [[nodiscard]] constexpr double total() const noexcept {
-        return products + memory + tensor + bubble + messages + data + updates;
-    }
+    /// Of all micro-batches on a rank.
+    [[nodiscard]] constexpr double working() const noexcept { return products + memory + tensor + sequence; }
+    [[nodiscard]] constexpr double total() const noexcept { return working() + bubble + messages + data + updates; }
 };
 
 namespace detail {
@@ -34,6 +37,7 @@ namespace detail {
 // Work of one micro-batch on a rank.
 struct rank_work {
     double layer_flops = 0;
+    double sequence_flops = 0;  // of them, attention of one sequence in a layer, of all ranks that share it
     double head_flops = 0;
     double memory_bytes = 0;
     double kernels = 0;  // products, and as many of other kinds
@@ -46,7 +50,7 @@ struct rank_work {
     const auto s = static_cast<double>(m.sequence);
     const double t = j.tensor;
     const auto attended = static_cast<double>(attention_features(m, j));
-    const double rows = s * static_cast<double>(j.micro_batch);
+    const auto rows = static_cast<double>(rank_tokens(m, j) * j.micro_batch);
     const double layers = static_cast<double>(m.layers / j.pipeline);
     const double passes = repeats_forward(j.recompute) ? 4 : 3;  // forwards that forward and backward are worth
     const double forwards = passes - 2;
@@ -61,6 +65,7 @@ struct rank_work {
     const double inner = forwards * (2 * h + attended + 4 * h / t) + 2 * h + 3 * attended + 4 * h / t + 4 * rows;
     w.layer_flops = layers * (rows * h * (8 * attended + 16 * h / t) * passes + 4 * rows * s * attended * of_scores +
                               on.wave * inner);
+    w.sequence_flops = 4 * s * s * attended * of_scores;
     w.head_flops = 6 * rows * h * static_cast<double>(m.vocabulary) / t;
     w.memory_bytes = layers * (row_bytes * passes + score_bytes * of_scores);
     w.kernels = layers * passes * 6;  // four products of weights, two of attention
@@ -81,6 +86,8 @@ struct rank_work {
     case pipelining::interleaved: return others / j.chunks;
     case pipelining::zero_bubble: return others * (repeats ? 2.0 / 4 : 1.0 / 3);  // F + Bi - W of F, Bi, W alike
     case pipelining::zero_bubble_v: return others * (repeats ? 1.0 / 2 : 1.0 / 6);
+    // (p/2 - 1)(F + 2 Bi - W), of which Bi - W is filled where Bi is longer
+    case pipelining::dual_pipe: return j.pipeline == 2 ? 0 : repeats ? (2 * others - 3) / 4 : (others - 1) / 3;
     }
     throw usage_error("plan: no such schedule");
 }
@@ -97,18 +104,33 @@ struct rank_work {
     case pipelining::interleaved: return 2 * (p * j.chunks - 1);
     case pipelining::zero_bubble: return 4 * (p - 1);
     case pipelining::zero_bubble_v: return 6 * (p - 1);
+    case pipelining::dual_pipe:  // within one
+        return (p - 1) / p * m + std::max(1.0, (repeats_forward(j.recompute) ? 4 : 3) * (p / 2 - 1));
     }
     throw usage_error("plan: no such schedule");
 }
 
 }  // namespace detail
 
+/// Tokens of a sequence that a rank needs for a ring's steps to take as long as its transfers: sequence::tokens_that_hide,
+/// with attention's visible half. From there on a ring costs little; the zones of Zeppelin are made by this rule.
+[[nodiscard]] inline double tokens_that_hide(const model_shape& m, const job& j, const machine& on) {
+    const sequence::transfer_cost c = ring_transfers(m, j, on);
+    const comm::link& link = on.group_of(j.sequence, j.tensor).nodes == 1 ? c.inside : c.between;
+    const auto s = static_cast<double>(m.sequence);
+    const double squares = detail::work_of(m, j, on, false).sequence_flops / 2 / (s * s);
+    return sequence::tokens_that_hide(squares / (on.flops * on.product_efficiency), c.bytes_per_token,
+                                      link.bytes_per_second);
+}
+
 /// Seconds of a step. `kept_scores`: attention writes its scores to memory, as kernels before FlashAttention do.
 ///
 /// Semantics  a closed form for ranks that are alike but for the head on the last and the words on the first. Nothing
 ///            hides collectives inside layers. Forms of pipelines are those that parallel/pipeline_replay has of this
 ///            library's schedules, zero-bubble forms for m >= 2p. A sum within layers counts as gather and scatter in
-///            the sequence-parallel form, of the same bytes. Data ranks: plan/exchange.
+///            the sequence-parallel form, of the same bytes. Data ranks: plan/exchange; rings: plan/rings. Of dual_pipe
+///            each end has the head for half of the micro-batches; gradients of the two copies are added up behind the
+///            last of them, and averaged then.
 /// Errors     usage_error when job and model do not fit each other, or the machine lacks a figure.
 [[nodiscard]] inline step_time time_of_step(const model_shape& m, const job& j, const machine& on,
                                             bool kept_scores = false) {
@@ -117,25 +139,31 @@ struct rank_work {
     const detail::rank_work w = detail::work_of(m, j, on, kept_scores);
     const auto count = static_cast<double>(j.micro_batches);
     const double rate = on.flops * on.product_efficiency;
-    const double row_bytes = static_cast<double>(2 * m.sequence * j.micro_batch * m.hidden);
+    const auto row_bytes = static_cast<double>(2 * rank_tokens(m, j) * j.micro_batch * m.hidden);
     const auto sum = comm::time_of(comm::collective::all_reduce, row_bytes, on.group_of(j.tensor, 1));
     const double launches = w.kernels * on.launch_seconds;
     const double layer_products = w.layer_flops / rate + launches;
     const double memory = w.memory_bytes / (on.memory_bandwidth * on.memory_efficiency) + launches;
     const double tensor = w.sums * sum.seconds();
-    const double micro_batch = layer_products + memory + tensor;
+    const double rings = static_cast<double>(m.layers / j.pipeline) * time_of_rings(m, j, on, w.sequence_flops / rate);
+    const double micro_batch = layer_products + memory + tensor + rings;
     step_time out;
-    out.products = count * (layer_products + w.head_flops / rate);
+    out.products = count * (layer_products + w.head_flops / rate / j.copies());
     out.memory = count * memory;
     out.tensor = count * tensor;
+    out.sequence = count * rings;
     out.bubble = detail::bubble_share(j) * micro_batch;
     // Each tensor rank sends its share of the rows.
-    const comm::link neighbors = on.link_of(j.pipeline, j.tensor * j.data);
+    const comm::link neighbors = on.link_of(j.pipeline, j.tensor * j.averaging());
     out.messages =
         detail::waited_messages(j) * (neighbors.latency_seconds + row_bytes / j.tensor / neighbors.bytes_per_second);
     const rank_passes passes{w.forward * micro_batch, (1 - w.forward) * micro_batch, out.total()};
     const exchange_time data = time_of_exchange(m, j, on, parameters, passes);
     out.data = data.exposed;
+    if (j.copies() > 1) {
+        const double gradients = 2 * static_cast<double>(parameters);
+        out.data += comm::time_of(comm::collective::all_reduce, gradients, j.copies(), neighbors).seconds();
+    }
     out.hidden = std::max(0.0, data.sent - data.exposed);
     out.updates = data.updates;
     return out;

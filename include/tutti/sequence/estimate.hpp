@@ -79,20 +79,21 @@ class rank_rings {
     std::vector<ring_step> world_;
 
 public:
-    // A ring of `size` ranks; seconds: of its whole sequence on one rank.
-    void add(int size, zone where, double seconds, std::int64_t length, const transfer_cost& transfers) {
-        const double share = seconds / size;
+    // `count` sequences, each a ring of the same `size` ranks; seconds: of a whole sequence on one rank.
+    void add(int size, zone where, double seconds, std::int64_t length, const transfer_cost& transfers,
+             double count = 1) {
+        const double share = count * seconds / size;
         if (where == zone::local) {
             locals_ += share;
             return;
         }
         const double tokens = static_cast<double>(length) / size;
         const comm::link& link = transfers.link_of(where);
-        const double step = transfers.step(tokens);
+        const double step = count * transfers.step(tokens);
         shares_ += share;
         steps_ += size * step;
         (where == zone::world ? world_ : node_)
-            .push_back({size, share / size + step, transfers.bytes_per_token * tokens / link.bytes_per_second});
+            .push_back({size, share / size + step, count * transfers.bytes_per_token * tokens / link.bytes_per_second});
     }
     // Uses up the rings.
     [[nodiscard]] rank_time time(const transfer_cost& transfers) {
@@ -139,6 +140,17 @@ template <class Cost>
     return seconds;
 }
 }  // namespace detail
+
+/// What one of `ranks` does in `sequences` of `tokens` each that all of them share: the times of `estimated` for
+/// partition::even_ring, without a placement. `seconds`: of attention of one whole sequence on one rank.
+[[nodiscard]] inline rank_time time_of_even_rings(int ranks, zone where, double seconds, std::int64_t tokens,
+                                                  std::int64_t sequences, const transfer_cost& transfers) {
+    detail::rank_rings rings;
+    rings.add(ranks, where, seconds, tokens, transfers, static_cast<double>(sequences));
+    rank_time t = rings.time(transfers);
+    t.tokens = sequences * tokens / ranks;
+    return t;
+}
 
 /// Times of a placement whose rings are run zone after zone, all rings of a zone in common rounds.
 ///
