@@ -404,6 +404,112 @@ TEST_CASE("alternatives: one dimension each, none of them better, with the reaso
     CHECK(refused > 5);
 }
 
+TEST_CASE("long contexts are divided over rings, short ones are not") {
+    // 7 billion parameters, four million tokens a step.
+    const auto found = [](const machine& on, int ranks, std::int64_t tokens) {
+        const model_shape m{32, 4096, 32, 32000, tokens};
+        return search(m, on, {.ranks = ranks, .sequences = (std::int64_t{1} << 22) / tokens}, 1).best.at(0);
+    };
+    for (const machine& on : {hgx_h100, dgx_a100, frontier}) {
+        CAPTURE(on.name);
+        for (const int ranks : {8, 64}) {
+            CAPTURE(ranks);
+            for (const std::int64_t tokens : {1024, 2048, 4096, 8192}) {
+                CHECK(found(on, ranks, tokens).how.sequence == 1);
+            }
+            for (const std::int64_t tokens : {65536, 131072}) {
+                const planned best = found(on, ranks, tokens);
+                CHECK(best.how.sequence > 1);
+                CHECK(best.time.sequence > 0);
+                CHECK(best.time.sequence < 0.1 * best.seconds());
+                CHECK(best.how.tensor <= 2);
+            }
+        }
+        // A million tokens fit no single rank's memory, however they are computed, nor tensor ranks of one node alone.
+        const model_shape m{32, 4096, 32, 32000, 1 << 20};
+        CHECK(found(on, 256, 1 << 20).how.sequence >= 8);
+        const search_result without = search(m, on, {.ranks = 256, .sequences = 4, .sequence = {1}}, 1);
+        CHECK((without.best.empty() || without.best[0].seconds() > 1.5 * found(on, 256, 1 << 20).seconds()));
+    }
+    // Between slow links, too, and there rather than tensors.
+    machine alone = hgx_h100;
+    alone.ranks_per_node = 1;
+    const job far = found(alone, 64, 131072).how;
+    CHECK(far.sequence > 1);
+    CHECK(far.tensor == 1);
+}
+
+TEST_CASE("rings are tried where computing hides what they send, or where they are asked for, or where nothing fits") {
+    const model_shape m{8, 512, 4, 4096, 1 << 14};
+    machine on = hgx_h100;
+    const auto ranks_tried = [&](const search_space& s) {
+        std::set<int> tried;
+        for_each_job(m, on, s, [&](const job& j) {
+            tried.insert(j.sequence);
+            const bool hidden = static_cast<double>(rank_tokens(m, j)) >= tokens_that_hide(m, j, on);
+            CHECK((j.sequence == 1 || !s.sequence.empty() || hidden));
+        });
+        return tried;
+    };
+    // Of 16 bytes a token and 8 FLOPs a token^2: 643e12 / 360e9 * 2 = 3571 tokens a rank, 3/4 of it where two share.
+    search_space s{.ranks = 8, .sequences = 8};
+    s.recomputations = {recomputation::selective};
+    CHECK(ranks_tried(s) == std::set{1, 2, 4});
+    s.sequence = {1, 8};
+    CHECK(ranks_tried(s) == std::set{1, 8});
+    s.sequence = {};
+    on.inside.bytes_per_second /= 4;
+    CHECK(ranks_tried(s) == std::set{1});
+    s.recomputations = {recomputation::none};  // fewer FLOPs
+    on.inside.bytes_per_second *= 3;
+    CHECK(ranks_tried(s) == std::set{1, 2});
+    // Memory for two of the eight parts alone: nothing hides, and yet it is divided.
+    on = hgx_h100;
+    on.inside.bytes_per_second = 1e9;
+    s.tensor = {1};
+    s.pipeline = {1};
+    s.recomputations = {recomputation::selective};
+    s.sequences = 4;
+    s.ranks = 4;
+    on.memory_bytes =
+        1.2 * peak_of(m, {.sequence = 4, .zero_stage = 3, .recompute = recomputation::selective}).memory.total();
+    const search_result found = search(m, on, s);
+    REQUIRE(!found.best.empty());
+    CHECK(found.best[0].how.sequence == 4);
+    s.sequence = {1, 2};
+    CHECK(search(m, on, s).best.empty());
+}
+
+TEST_CASE("more choices are never slower") {
+    std::mt19937_64 random(23);
+    for (int round = 0; round < 12; ++round) {
+        const machine on = some_machine(random);
+        search_space space{.ranks = 8, .sequences = 16, .sequence = {1}};
+        space.schedules.pop_back();
+        const auto best = [&] {
+            const search_result found = search(small, on, space, 1);
+            return found.best.empty() ? 1e30 : found.best[0].seconds();
+        };
+        const double first = best();
+        space.sequence = {1, 2};
+        const double rings = best();
+        CHECK(rings <= first);
+        space.sequence = {1, 2, 4, 8};
+        CHECK(best() <= rings);
+        space.sequence = {1};
+        space.schedules.push_back(pipelining::dual_pipe);
+        CHECK(best() <= first);
+    }
+    // Long pipelines, few micro-batches, a head as long as a layer and memory for two copies: entered from both ends.
+    machine on = hgx_h100;
+    on.between = on.inside;
+    const model_shape m{16, 1024, 16, 8 * 51200, 1024};
+    search_space space{.ranks = 16, .sequences = 32, .tensor = {1}, .pipeline = {16}, .micro_batches = {1}};
+    CHECK(search(m, on, space, 1).best.at(0).how.schedule == pipelining::dual_pipe);
+    space.zero_stages = {2, 3};  // whose gradients are never whole
+    for_each_job(m, on, space, [&](const job& j) { CHECK(j.schedule != pipelining::dual_pipe); });
+}
+
 TEST_CASE("a choice is explained in words and numbers") {
     const model_shape m = model_named("gpt-1t");
     const search_space space{.ranks = 3072, .sequences = 3072};
@@ -423,6 +529,11 @@ TEST_CASE("a choice is explained in words and numbers") {
         CHECK(why.find(line) != std::string::npos);
     }
     CHECK(why.find("pipeline           1 ") == std::string::npos);
+    CHECK(
+        why.find("sequence           2                not tried: 1024 tokens of a rank hide no ring; 15102 would\n") !=
+        std::string::npos);
+    CHECK(why.find("schedule           dual_pipe        does not fit: ") != std::string::npos);
+    CHECK(table.find("  sp  ") != std::string::npos);
     CHECK(why.find("% time: tensor collectives +") != std::string::npos);
     CHECK(why.find("compression is not searched: it changes gradients\n") != std::string::npos);
     CHECK(why.find("rounds of local steps are not searched: they change training\n") != std::string::npos);
@@ -432,6 +543,12 @@ TEST_CASE("a choice is explained in words and numbers") {
     CHECK(svg.find("a &lt; b &amp; c") != std::string::npos);
     CHECK(svg.find("zero&lt;1&gt;") != std::string::npos);
     CHECK(svg.find("57.6 GiB may be used") != std::string::npos);
+    CHECK(svg.find("tp 8+rows · pp 32 · dp 12 · sp 1 · 256 micro-batches of 1") != std::string::npos);
+    CHECK(svg.find(">rings</text>") != std::string::npos);
+    CHECK(strategy_of({.sequence = 4}) == "data_parallel");
+    CHECK(strategy_of({.data = 2, .sequence = 4, .zero_stage = 1, .replicas = 2, .tau = 4}) ==
+          "slow_mo of 4 steps over zero<1>");
+    CHECK(schedule_of({.pipeline = 4, .schedule = pipelining::dual_pipe}) == "dual_pipe");
     CHECK(strategy_of({}) == "-");
     CHECK(strategy_of({.data = 8}) == "data_parallel");
     CHECK(strategy_of({.data = 8, .zero_stage = 3, .replicas = 2}) == "zero<3>, node_shards of 4");
@@ -516,6 +633,11 @@ TEST_CASE("a space that makes no sense, or in which nothing divides, is refused"
         of({.ranks = 8, .sequences = 16, .tensor = {3, 5}, .micro_batches = {32}}),
         "plan: no layout divides 8 ranks, 8 layers, 4 heads, 4096 words and 16 sequences, with tensor ranks of 3, 5, "
         "with micro-batches of 32",
+        usage_error);
+    CHECK_THROWS_WITH_AS(
+        of({.ranks = 8, .sequences = 16, .sequence = {3}}),
+        "plan: no layout divides 8 ranks, 8 layers, 4 heads, 4096 words and 16 sequences, with sequence "
+        "ranks of 3",
         usage_error);
     CHECK_THROWS_WITH_AS(of({.zero_stages = {4}}), "plan: ZeRO stage 4 of 0 to 3", usage_error);
     CHECK_THROWS_WITH_AS(of({.zero_stages = {}}),
