@@ -14,9 +14,11 @@
 #include <tutti/optimize/adamw.hpp>                  // adamw
 #include <tutti/parallel/mesh.hpp>                   // split_along
 #include <tutti/parallel/pipeline.hpp>               // pipeline
+#include <tutti/parallel/schedules/dual_pipe.hpp>    // schedules
 #include <tutti/parallel/schedules/one_way.hpp>      // schedules
 #include <tutti/parallel/schedules/zero_bubble.hpp>  // schedules
 #include <tutti/parallel/tensor_group.hpp>           // tensor_group
+#include <tutti/parallel/tied_weights.hpp>           // copies of stages
 #include <tutti/strategy/local_update.hpp>           // local_update
 #include <tutti/strategy/zero.hpp>                   // zero
 
@@ -111,7 +113,8 @@ public:
                          view<const bfloat16, phantom>) {
         begin();
         virtual_queue data = data_.queue();
-        const bool last = call.micro_batch + 1 == job_.how.micro_batches;
+        // Of two copies none has whole gradients here: train() adds them up.
+        const bool last = job_.how.copies() == 1 && call.micro_batch + 1 == job_.how.micro_batches;
         for (std::size_t l = layers_; l-- > 0;) {
             charge("weights", layer_.weights);
             charge("norms", {2 * layer_.norms.bytes, 0});
@@ -140,6 +143,7 @@ private:
     case plan::pipelining::one_forward_one_backward: return parallel::one_forward_one_backward(j.pipeline, m);
     case plan::pipelining::interleaved: return parallel::interleaved(j.pipeline, m, j.chunks);
     case plan::pipelining::zero_bubble: return parallel::zero_bubble(j.pipeline, m);
+    case plan::pipelining::dual_pipe: return parallel::dual_pipe(j.pipeline, m);
     case plan::pipelining::zero_bubble_v: break;
     }
     throw usage_error("simulate_cluster: no recipe has this schedule");
@@ -158,10 +162,15 @@ void train(const parallel_job& j, const std::shared_ptr<const parallel::pipeline
     const int stage = pipe.communicator().rank();
 
     parameter_storage held;
-    for (std::int64_t l = 0; l < j.model.layers / j.how.pipeline; ++l) {
+    const auto layers_held = static_cast<std::size_t>(rank_layers(j.model, j.how));
+    for (std::size_t l = 0; l < layers_held; ++l) {
         held.add(data, fmt::format("layer {}", l), layer_parameters(j.model, j.how.tensor));
     }
     const bool at_end = stage == 0 || stage + 1 == j.how.pipeline;
+    std::vector<parallel::tied_weights<rank>> copies;  // by stage
+    for (int s = 0; j.how.copies() > 1 && s < j.how.pipeline; ++s) {
+        copies.emplace_back(pipe.communicator(), plan->schedule, std::vector{s});
+    }
     if (at_end) {
         held.add(data, "embedding",
                  static_cast<std::size_t>((j.model.vocabulary / j.how.tensor + j.model.sequence) * j.model.hidden));
@@ -177,7 +186,13 @@ void train(const parallel_job& j, const std::shared_ptr<const parallel::pipeline
         }
         pipe.queue().wait(data.record());
         pipe.run(layers);
+        // Stage r and stage p - 1 - r are on the same two ranks, which have the lower one first; words are with either.
+        for (std::size_t i = 0; !copies.empty() && i < held.list.size(); ++i) {
+            const int of = (i < layers_held / 2) == (2 * stage < j.how.pipeline) ? stage : j.how.pipeline - 1 - stage;
+            copies[static_cast<std::size_t>(of)].add_up(zero.gradient(i));
+        }
         data.wait(pipe.queue().record());
+        for (std::size_t l = layers_held; !copies.empty() && l-- > 0;) { zero.gradient_ready(l); }
         if (at_end) { zero.gradient_ready(held.list.size() - 1); }
         zero.step({.learning_rate = 1e-4, .clip_norm = 1});
     }
@@ -237,11 +252,11 @@ template <int Stage> void train(const replica_job& j, rank& world, int steps) {
 
 simulate::outcome run(const parallel_job& j, int steps, const simulate::trace_options& trace) {
     plan::validate(j.model, j.how);
-    if (j.how.zero_stage != 1 || j.how.replicas != 1 || j.how.sequence_parallel ||
+    if (j.how.zero_stage != 1 || j.how.replicas != 1 || j.how.sequence_parallel || j.how.sequence != 1 ||
         j.how.recompute == plan::recomputation::selective) {
         throw usage_error(
-            "simulate_cluster: the recipe is of ZeRO stage 1 over all replicas, without sequence parallelism, with all "
-            "activations kept or recomputed");
+            "simulate_cluster: the recipe is of ZeRO stage 1 over all replicas, of whole sequences, without sequence "
+            "parallelism, with all activations kept or recomputed");
     }
     const auto ranks = static_cast<int>(j.how.ranks());
     const simulate::cluster machines(j.on, ranks);

@@ -70,6 +70,49 @@ TEST_CASE("a step of a small Frontier job is what the planner says") {
     CHECK(finer.ranks[9].traffic[collective::exchange].bytes == 2 * sent[collective::exchange].bytes);
     j.how.zero_stage = 3;
     CHECK_THROWS_AS(static_cast<void>(run(j)), usage_error);
+    j.how.zero_stage = 1;
+    j.how.data = 1;
+    j.how.sequence = 2;
+    CHECK_THROWS_AS(static_cast<void>(run(j)), usage_error);
+}
+
+TEST_CASE("two copies of its model take what the planner says, and add up their gradients") {
+    parallel_job j = frontier_175b(2);
+    j.model.layers = 16;
+    j.how.pipeline = 4;
+    j.how.micro_batches = 32;
+    j.on.inside = j.on.between = {0, 1e18};  // nothing but passes and bubbles
+    const auto planned = [&] { return plan::time_of_step(j.model, j.how, j.on); };
+    for (const auto again : {plan::recomputation::none, plan::recomputation::full}) {
+        j.how.recompute = again;
+        j.how.schedule = plan::pipelining::one_forward_one_backward;
+        const auto one = run(j);
+        const plan::step_time planned_one = planned();
+        j.how.schedule = plan::pipelining::dual_pipe;
+        const auto two = run(j);
+        CHECK(one.seconds == doctest::Approx(planned_one.total()).epsilon(0.03));
+        CHECK(two.seconds == doctest::Approx(planned().total()).epsilon(0.03));
+        CHECK(one.seconds - two.seconds == doctest::Approx(planned_one.total() - planned().total()).epsilon(0.15));
+        // The same passes, and updates of twice the parameters.
+        CHECK(two.ranks[9].work - one.ranks[9].work ==
+              doctest::Approx(planned().updates - planned_one.updates).epsilon(0.2));
+        // Each gradient once to the other copy, and a half of them to the other replica.
+        const auto parameters = double(plan::rank_parameters(j.model, j.how, 1));
+        const auto bytes = [](const simulate::outcome& o, collective kind) {
+            return double(o.ranks[9].traffic[kind].bytes);
+        };
+        CHECK(bytes(two, collective::reduce_scatter_v) == doctest::Approx(parameters).epsilon(0.001));
+        CHECK(bytes(two, collective::reduce_scatter_v) ==
+              doctest::Approx(2 * bytes(one, collective::reduce_scatter_v)).epsilon(0.001));
+        CHECK(bytes(two, collective::all_reduce) - bytes(one, collective::all_reduce) ==
+              doctest::Approx(2 * parameters).epsilon(0.001));
+    }
+    // Between nodes are stages, whose messages are whole rows here, and copies.
+    const double before = run(j).seconds;
+    const plan::step_time without = planned();
+    j.on.between = {0, 12.5e9};
+    const double more = 4 * (planned().messages - without.messages) + planned().data - without.data;
+    CHECK(run(j).seconds - before == doctest::Approx(more).epsilon(0.1));
 }
 
 TEST_CASE("ZeRO-3 in nodes under CO2: a replica's traffic stays inside, a round's shard goes out") {
