@@ -35,15 +35,15 @@ from transformer_gpus import finish, start  # beside this file
 from transformer_peers import CONTEXT, Failure, find_programs, random_tokens, spoken, write_report
 
 SCHEDULES = {"gpipe": "gpipe", "1f1b": "1f1b", "interleaved": "interleaved", "zero_bubble": "zb-h1",
-             "zero_bubble_v": "zb-v"}  # the planner's names and the trainer's
+             "zero_bubble_v": "zb-v", "dual_pipe": "dualpipe"}  # the planner's names and the trainer's
 BARS = {"median error": 0.05, "worst error": 0.15, "kendall tau": 0.9}
 GIB = 1 << 30
 
 
-def point(tp, pp, dp, micro_batches, micro_batch, zero_stage=0, schedule="1f1b", recompute="selective"):
+def point(tp, pp, dp, micro_batches, micro_batch, zero_stage=0, schedule="1f1b", recompute="selective", sp=1):
     """`recompute`: of attention's scores alone, or of whole stages, which the trainer calls 3."""
     return {"tp": tp, "pp": pp, "dp": dp, "micro_batches": micro_batches, "micro_batch": micro_batch,
-            "zero_stage": zero_stage, "schedule": schedule, "recompute": recompute}
+            "zero_stage": zero_stage, "schedule": schedule, "recompute": recompute, **({"sp": sp} if sp > 1 else {})}
 
 
 # Of GPT-2 1558M on GPUs of 140 GiB, by number of GPUs: 32 sequences a step, or as many at once as fill a GPU to 91 to 95 %.
@@ -106,12 +106,12 @@ RESERVE = [
 
 
 def gpus_of(p):
-    return p["tp"] * p["pp"] * p["dp"]
+    return p["tp"] * p["pp"] * p["dp"] * p.get("sp", 1)
 
 
 def name_of(p):
     """As in "2 GPUs, pp 2, 1f1b, 8 x 4"."""
-    cut = [f"{d} {p[d]}" for d in ("tp", "pp", "dp") if p[d] > 1] or ["1 GPU"]
+    cut = [f"{d} {p[d]}" for d in ("tp", "pp", "dp", "sp") if p.get(d, 1) > 1] or ["1 GPU"]
     return ", ".join(cut + ([p["schedule"]] if p["pp"] > 1 else []) + ([f"ZeRO-{p['zero_stage']}"] if p["zero_stage"] else [])
                      + (["stages recomputed"] if p["recompute"] == "stages" else [])
                      + [f"{p['micro_batches']} x {p['micro_batch']}"])
@@ -135,6 +135,7 @@ def line_of(o, folder, p):
     layout = ["--pipeline", "3d", "--tp", str(p["tp"]), "--pp", str(p["pp"]), "--dp", str(p["dp"]),
               "--zero", str(p["zero_stage"]), "--recompute", "3" if p["recompute"] == "stages" else "0"]
     layout += ["--pipeline-schedule", SCHEDULES[p["schedule"]]] if p["pp"] > 1 else []
+    layout += ["--sp", str(p["sp"])] if "sp" in p else []
     return [o.tutti, "--device", "cuda", "--gpus", str(gpus_of(p)), *layout, "--model", o.model,
             "--batch", str(p["dp"] * p["micro_batch"] * p["micro_batches"]), "--micro-batch", str(p["micro_batch"]),
             "--tokens", os.path.join(folder, "random.bin"), "--validation-tokens", os.path.join(folder, "few.bin"),
@@ -332,12 +333,13 @@ def print_table(rows, summary, machine):
 
 
 # What a point's layout is drawn in.
-COLORS = {"1 GPU": "#616161", "data": "#1565c0", "tensor": "#2e7d32", "pipeline": "#ef6c00", "several": "#6a1b9a"}
+COLORS = {"1 GPU": "#616161", "data": "#1565c0", "tensor": "#2e7d32", "pipeline": "#ef6c00", "sequence": "#00838f", "several": "#6a1b9a"}
 SIDE, LEFT, TOP, APART = 330, 62, 66, 92
 
 
 def kind_of(p):
-    cut = [kind for kind, d in (("tensor", "tp"), ("pipeline", "pp"), ("data", "dp")) if p[d] > 1]
+    cut = [kind for kind, d in (("tensor", "tp"), ("pipeline", "pp"), ("data", "dp"), ("sequence", "sp"))
+           if p.get(d, 1) > 1]
     return "1 GPU" if not cut else cut[0] if len(cut) == 1 else "several"
 
 

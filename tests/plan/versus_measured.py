@@ -120,8 +120,14 @@ class Choice(unittest.TestCase):
         self.assertIn("--gpus 2 --pipeline 3d --tp 1 --pp 2 --dp 1 --zero 0 --recompute 3 --pipeline-schedule zb-v --model "
                       "gpt2-124m --batch 32 --micro-batch 4 ",
                       line(bench.point(1, 2, 1, 8, 4, schedule="zero_bubble_v", recompute="stages")))
-        self.assertIn("--gpus 2 --pipeline zero3 --model gpt2-124m --batch 16 --micro-batch 2 ",
+        self.assertIn("--gpus 2 --pipeline 3d --tp 1 --pp 1 --dp 2 --zero 3 --recompute 0 --model gpt2-124m --batch 16 "
+                      "--micro-batch 2 ",
                       line(bench.point(1, 1, 2, 4, 2, zero_stage=3)))
+        shared = bench.point(1, 2, 1, 8, 4, schedule="dual_pipe", sp=2)
+        self.assertIn("--gpus 4 --pipeline 3d --tp 1 --pp 2 --dp 1 --zero 0 --recompute 0 --pipeline-schedule dualpipe --sp 2 "
+                      "--model", line(shared))
+        self.assertEqual(bench.name_of(shared), "4 GPUs, pp 2, sp 2, dual_pipe, 8 x 4")
+        self.assertEqual(bench.point(**shared), shared)
         self.assertTrue(line(bench.point(1, 1, 1, 1, 1)).endswith("--steps 5 --eval-every 5 --quiet --report f/report.json"))
 
 
