@@ -333,7 +333,8 @@ def print_table(rows, summary, machine):
 
 
 # What a point's layout is drawn in.
-COLORS = {"1 GPU": "#616161", "data": "#1565c0", "tensor": "#2e7d32", "pipeline": "#ef6c00", "sequence": "#00838f", "several": "#6a1b9a"}
+COLORS = {"1 GPU": "#616161", "data": "#1565c0", "tensor": "#2e7d32", "pipeline": "#ef6c00",
+          "sequence": "#00838f", "several": "#6a1b9a"}
 SIDE, LEFT, TOP, APART = 330, 62, 66, 92
 
 

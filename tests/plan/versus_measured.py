@@ -126,7 +126,7 @@ class Choice(unittest.TestCase):
         shared = bench.point(1, 2, 1, 8, 4, schedule="dual_pipe", sp=2)
         self.assertIn("--gpus 4 --pipeline 3d --tp 1 --pp 2 --dp 1 --zero 0 --recompute 0 --pipeline-schedule dualpipe --sp 2 "
                       "--model", line(shared))
-        self.assertEqual(bench.name_of(shared), "4 GPUs, pp 2, sp 2, dual_pipe, 8 x 4")
+        self.assertEqual(bench.name_of(shared), "pp 2, sp 2, dual_pipe, 8 x 4")
         self.assertEqual(bench.point(**shared), shared)
         self.assertTrue(line(bench.point(1, 1, 1, 1, 1)).endswith("--steps 5 --eval-every 5 --quiet --report f/report.json"))
 
