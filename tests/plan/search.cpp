@@ -543,7 +543,7 @@ TEST_CASE("a choice is explained in words and numbers") {
     CHECK(svg.find("a &lt; b &amp; c") != std::string::npos);
     CHECK(svg.find("zero&lt;1&gt;") != std::string::npos);
     CHECK(svg.find("57.6 GiB may be used") != std::string::npos);
-    CHECK(svg.find("tp 8+rows · pp 32 · dp 12 · sp 1 · 256 micro-batches of 1") != std::string::npos);
+    CHECK(svg.find("tp 8+rows · pp 32 · dp 12 · sp 1 · 256 x 1") != std::string::npos);
     CHECK(svg.find(">rings</text>") != std::string::npos);
     CHECK(strategy_of({.sequence = 4}) == "data_parallel");
     CHECK(strategy_of({.data = 2, .sequence = 4, .zero_stage = 1, .replicas = 2, .tau = 4}) ==

@@ -70,7 +70,7 @@ template <class Parts> [[nodiscard]] std::string legend_of(const Parts& parts, d
     for (const bar_part& p : parts) {
         svg += formatted("<rect x=\"{}\" y=\"{}\" width=\"10\" height=\"10\" fill=\"{}\"/>\n", left, y - 9, p.color);
         svg += formatted("<text x=\"{}\" y=\"{}\">{}</text>\n", left + 14, y, p.name);
-        left += 28 + 6.2 * static_cast<double>(p.name.size());
+        left += 26 + 5.7 * static_cast<double>(p.name.size());
     }
     return svg;
 }
@@ -109,7 +109,7 @@ template <class Parts> [[nodiscard]] std::string legend_of(const Parts& parts, d
                                 width, bottom + 24, detail::escaped(title));
     svg += formatted("<text x=\"{}\" y=\"54\" font-weight=\"bold\">seconds a step</text>\n", label);
     svg += formatted("<text x=\"{}\" y=\"54\" font-weight=\"bold\">GiB on the fullest rank</text>\n", memory_left);
-    svg += detail::legend_of(detail::parts_of(step_time{}), label, 74);
+    svg += detail::legend_of(detail::parts_of(step_time{}), label - 40, 74);
     svg += detail::legend_of(detail::parts_of(rank_memory{}), memory_left, 74);
     for (std::size_t i = 0; i < plans.size(); ++i) {
         const job& j = plans[i].how;
@@ -118,9 +118,8 @@ template <class Parts> [[nodiscard]] std::string legend_of(const Parts& parts, d
             svg += formatted("<text x=\"{}\" y=\"{}\" text-anchor=\"end\">{}</text>\n", label - 8, at,
                              detail::escaped(text));
         };
-        line(y - 2, formatted("tp {}{} · pp {} · dp {} · sp {} · {} micro-batches of {}", j.tensor,
-                              j.sequence_parallel ? "+rows" : "", j.pipeline, j.data, j.sequence, j.micro_batches,
-                              j.micro_batch));
+        line(y - 2, formatted("tp {}{} · pp {} · dp {} · sp {} · {} x {}", j.tensor, j.sequence_parallel ? "+rows" : "",
+                              j.pipeline, j.data, j.sequence, j.micro_batches, j.micro_batch));
         line(y + 11, formatted("{} · {} · {}", schedule_of(j), name_of(j.recompute), strategy_of(j)));
     }
     svg += detail::bars_of(plans, label, top, row, longest > 0 ? time_width / longest : 0, "s", 1,
