@@ -358,6 +358,18 @@ TEST_CASE("ranks that share sequences: products and sums are divided, rings are 
     CHECK(slowly > 0);
     CHECK(with(4).sequence == doctest::Approx(4 * 2 * (3 * slowly + 4 * 3 * step)).epsilon(1e-12));
     CHECK(with(4).products == shared.products);
+    // Stages wait for rings, too; what they send each other is a rank's rows.
+    on.inside.bytes_per_second *= 100;
+    on.interference = 0;
+    job stages{.tensor = 2, .pipeline = 4, .sequence = 4, .micro_batches = 8};
+    const step_time t = time_of_step(m, stages, on);
+    const double head = 6 * tokens * 1024 * 4096 / 2 / (on.flops * on.product_efficiency);
+    CHECK(t.sequence > 0);
+    CHECK(t.bubble == doctest::Approx(3 * (t.working() / 8 - head)).epsilon(1e-12));
+    // 1F1B waits for 2 (p - 1)/p m + 2 (p - 2) messages, here between nodes of eight: stages are eight ranks apart.
+    const double message =
+        on.between.latency_seconds + 2 * tokens * 1024 / 2 / (on.between.bytes_per_second * on.link_efficiency);
+    CHECK(t.messages == doctest::Approx((2 * 3.0 / 4 * 8 + 4) * message).epsilon(1e-12));
 }
 
 TEST_CASE("rings without a placement: as even_ring's, inside a node and over nodes") {

@@ -1,4 +1,4 @@
-// exchange: what ranks with the same weights send in a step, how long it takes, how much of it computing hides; by strategy.
+// exchange: what ranks with the same weights send in a step, how long it takes, and how much of it computing hides.
 // Needs plan/machine, plan/model, comm/cost. Closed forms of strategy/data_parallel, zero, node_shards, local_update and
 // the compressed collectives, whose documentation they follow.
 #pragma once

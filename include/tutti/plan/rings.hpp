@@ -1,5 +1,5 @@
-// rings: what ranks that share sequences take for attention beside their share of its products: keys, values and gradients
-// on their way, as far as products do not hide them, and what steps of rings do besides.
+// rings: what ranks that share sequences take for attention beside their share of its products: keys, values, gradients on
+// their way, as far as products do not hide them, and what steps of rings do besides.
 // Needs plan/machine, plan/model, sequence/cost, sequence/estimate. Closed forms of sequence::ring_attention.
 #pragma once
 

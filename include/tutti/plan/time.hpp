@@ -1,6 +1,6 @@
 // time: seconds of a step by closed forms: products, what passes through memory, collectives, bubbles, updates.
-// Needs plan/machine, plan/model, plan/exchange, plan/rings, comm/cost. Source: Narayanan et al. 2021, arXiv:2104.04473, section 3;
-// Korthikanti et al. 2022, arXiv:2205.05198, section 4.
+// Needs plan/machine, plan/model, plan/exchange, plan/rings, comm/cost. Source: Narayanan et al. 2021, arXiv:2104.04473,
+// section 3; Korthikanti et al. 2022, arXiv:2205.05198, section 4.
 #pragma once
 
 #include <algorithm>  // max
