@@ -250,6 +250,10 @@ TEST_CASE("of jobs that are as fast the one that holds less comes first, then th
     CHECK_FALSE(precedes(heavy, light));
     heavy.how.zero_stage = 1;
     CHECK(precedes(light, heavy));
+    heavy = light;
+    heavy.how.sequence = 2;
+    CHECK(precedes(light, heavy));
+    CHECK_FALSE(precedes(heavy, light));
 }
 
 TEST_CASE("the rank that holds most is one of three") {
@@ -480,6 +484,24 @@ TEST_CASE("rings are tried where computing hides what they send, or where they a
     CHECK(search(m, on, s).best.empty());
 }
 
+TEST_CASE("no job takes less than its layout is said to, nor has a rank less than two tokens of a sequence") {
+    const model_shape wide{8, 64, 4, 1 << 16, 6};  // nearly all of it is the head
+    const search_space space = everything(8, 32);
+    std::size_t both_ends = 0, shared = 0;
+    for_each_job(wide, hgx_h100, space, [&](const job& j) {
+        job layout = j;
+        layout.chunks = 1;
+        const double least = plan::detail::least_seconds(wide, hgx_h100, space, layout);
+        const double working = time_of_step(wide, j, hgx_h100).working();
+        if (least > working) { CHECK(least <= working); }
+        both_ends += j.copies() == 2 && least == working ? 1U : 0U;
+        shared += j.sequence == 2 ? 1U : 0U;
+        if (j.sequence == 4) { CHECK(j.sequence <= 3); }
+    });
+    CHECK(both_ends > 0);
+    CHECK(shared > 0);
+}
+
 TEST_CASE("more choices are never slower") {
     std::mt19937_64 random(23);
     for (int round = 0; round < 12; ++round) {
@@ -533,7 +555,10 @@ TEST_CASE("a choice is explained in words and numbers") {
         why.find("sequence           2                not tried: 1024 tokens of a rank hide no ring; 15102 would\n") !=
         std::string::npos);
     CHECK(why.find("schedule           dual_pipe        does not fit: ") != std::string::npos);
-    CHECK(table.find("  sp  ") != std::string::npos);
+    const planned odd{{.tensor = 2, .pipeline = 4, .data = 8, .sequence = 16}, {.products = 1}, {}};
+    const std::string columns = text_of(m, frontier, std::span(&odd, 1));
+    CHECK(columns.starts_with("tp  pp  dp  sp  micro "));
+    CHECK(columns.find("\n2   4   8   16  1 x 1 ") != std::string::npos);
     CHECK(why.find("% time: tensor collectives +") != std::string::npos);
     CHECK(why.find("compression is not searched: it changes gradients\n") != std::string::npos);
     CHECK(why.find("rounds of local steps are not searched: they change training\n") != std::string::npos);
