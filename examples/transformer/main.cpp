@@ -138,7 +138,8 @@ void check(options& o, int processes) {
 #if TRANSFORMER_WITH_CUDA
         gpu::expect_devices(o);
 #else
-        throw bad_input("--device: this build is without CUDA: no nvcc or no cuBLAS was found when it was configured");
+        throw bad_input("--device: this build is without CUDA: when it was configured, no nvcc, no cuBLAS or no GPU was "
+                        "found (the preset cuda builds for GPUs elsewhere)");
 #endif
     }
     if (o.of_forward_passes()) {
