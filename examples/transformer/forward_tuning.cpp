@@ -1,9 +1,4 @@
 // Runs of forward passes alone over ranks on the CPU, compiled once for the trainer and its tests.
-#include <tutti/comm/threads.hpp>  // ranks as threads
-#if TRANSFORMER_WITH_MPI
-#include <tutti/comm/mpi.hpp>  // ranks as processes
-#endif
-
 #include <algorithm>  // min
 
 #include "forward_tuning.hpp"
@@ -12,8 +7,7 @@
 
 namespace transformer {
 
-template <class T, class Comm>
-result tune_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+template <class T> result tune_on_cpu(any_ranks& world, const options& o, const corpus& text, tutti::deadline origin) {
     host_device<T> cpu;
     return tune(world, cpu, o, text, origin);
 }
@@ -45,13 +39,7 @@ memory_demand demand_of(const options& o, int ranks) {
     return {kept, of_ranks(work) + static_cast<std::size_t>(ranks) * activations};
 }
 
-using tutti::comm::threads;
-template result tune_on_cpu<float>(threads&, const options&, const corpus&, tutti::deadline);
-template result tune_on_cpu<double>(threads&, const options&, const corpus&, tutti::deadline);
-#if TRANSFORMER_WITH_MPI
-using tutti::comm::mpi;
-template result tune_on_cpu<float>(mpi&, const options&, const corpus&, tutti::deadline);
-template result tune_on_cpu<double>(mpi&, const options&, const corpus&, tutti::deadline);
-#endif
+template result tune_on_cpu<float>(any_ranks&, const options&, const corpus&, tutti::deadline);
+template result tune_on_cpu<double>(any_ranks&, const options&, const corpus&, tutti::deadline);
 
 }  // namespace transformer

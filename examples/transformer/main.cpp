@@ -19,6 +19,7 @@
 #include <tutti/comm/mpi.hpp>  // ranks as processes
 #endif
 
+#include "any_ranks.hpp"
 #include "blas.hpp"
 #include "comparison.hpp"
 #include "data.hpp"
@@ -80,7 +81,7 @@ void print_results(const options& o, const corpus& text, const result& r) {
 }
 
 /// Rank 0 writes the results. Returns them.
-template <class Comm> result run_rank(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+result run_rank(any_ranks& world, const options& o, const corpus& text, tutti::deadline origin) {
     result r = [&] {
 #if TRANSFORMER_WITH_CUDA
         if (o.device == "cuda") { return gpu::run(world, o, text, origin); }
@@ -134,7 +135,8 @@ void check(options& o, int processes) {
 #if TRANSFORMER_WITH_CUDA
         gpu::expect_devices(o);
 #else
-        throw bad_input("--device: this build is without CUDA: no nvcc or no cuBLAS was found when it was configured");
+        throw bad_input("--device: this build is without CUDA: when it was configured, no nvcc, no cuBLAS or no GPU was "
+                        "found (the preset cuda builds for GPUs elsewhere)");
 #endif
     }
     if (o.of_forward_passes()) {
@@ -177,7 +179,8 @@ void run_threads(const options& o) {
     for (std::size_t i = 0; i < p.runs.size(); ++i) {
         announce(p, i);
         const tutti::deadline origin = tutti::clock_type::now();
-        tutti::comm::threads::launch(p.runs[i].ranks, [&](tutti::comm::threads& world) {
+        tutti::comm::threads::launch(p.runs[i].ranks, [&](tutti::comm::threads& rank) {
+            any_ranks world(rank);
             result r = run_rank(world, p.runs[i], p.text, origin);
             if (world.rank() == 0) { results[i] = std::move(r); }
         });
@@ -187,7 +190,7 @@ void run_threads(const options& o) {
 
 #if TRANSFORMER_WITH_MPI
 /// Did work() refuse on any rank? The first one that did says why: a file may be readable on one machine alone.
-template <class Work> bool any_refuses(tutti::comm::mpi& world, Work work) {
+template <class Work> bool any_refuses(any_ranks& world, Work work) {
     std::string refused;
     try {
         work();
@@ -200,7 +203,8 @@ template <class Work> bool any_refuses(tutti::comm::mpi& world, Work work) {
 }
 
 int run_mpi(int argc, char** argv, const options& o) {
-    return tutti::comm::mpi::launch(argc, argv, [&](tutti::comm::mpi& world) {
+    return tutti::comm::mpi::launch(argc, argv, [&](tutti::comm::mpi& process) {
+        any_ranks world(process);
         std::optional<plan> p;
         if (any_refuses(world, [&] { p.emplace(prepare(o, world.size())); })) { return 2; }
         for (const auto& [part, name] :

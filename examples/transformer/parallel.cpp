@@ -1,8 +1,4 @@
 // Runs whose ranks have parts of the model over ranks on the CPU, compiled once for the trainer and its tests.
-#include <tutti/comm/threads.hpp>  // ranks as threads
-#if TRANSFORMER_WITH_MPI
-#include <tutti/comm/mpi.hpp>  // ranks as processes
-#endif
 #include <tutti/core/error.hpp>                      // usage_error
 #include <tutti/parallel/pipeline_check.hpp>         // validate
 #include <tutti/parallel/schedules/dual_pipe.hpp>    // schedules
@@ -39,19 +35,13 @@ tutti::parallel::pipeline_schedule schedule_of(const options& o) {
     return made;
 }
 
-template <class T, class Comm>
-result train_in_parts_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin) {
+template <class T>
+result train_in_parts_on_cpu(any_ranks& world, const options& o, const corpus& text, tutti::deadline origin) {
     host_device<T> cpu;
     return train_in_parts(world, cpu, o, text, origin);
 }
 
-using tutti::comm::threads;
-template result train_in_parts_on_cpu<float>(threads&, const options&, const corpus&, tutti::deadline);
-template result train_in_parts_on_cpu<double>(threads&, const options&, const corpus&, tutti::deadline);
-#if TRANSFORMER_WITH_MPI
-using tutti::comm::mpi;
-template result train_in_parts_on_cpu<float>(mpi&, const options&, const corpus&, tutti::deadline);
-template result train_in_parts_on_cpu<double>(mpi&, const options&, const corpus&, tutti::deadline);
-#endif
+template result train_in_parts_on_cpu<float>(any_ranks&, const options&, const corpus&, tutti::deadline);
+template result train_in_parts_on_cpu<double>(any_ranks&, const options&, const corpus&, tutti::deadline);
 
 }  // namespace transformer

@@ -6,6 +6,7 @@
 #include <tutti/core/deadline.hpp>               // time zero of traces
 #include <tutti/parallel/pipeline_schedule.hpp>  // pipeline_schedule
 
+#include "any_ranks.hpp"
 #include "data.hpp"
 #include "options.hpp"
 #include "report.hpp"
@@ -16,8 +17,9 @@ namespace transformer {
 /// layers do not divide over its stages.
 [[nodiscard]] tutti::parallel::pipeline_schedule schedule_of(const options& o);
 
-/// On the CPU; T is float or double, Comm threads or mpi. As train().
-template <class T, class Comm>
-[[nodiscard]] result train_in_parts_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin);
+/// On the CPU; T is float or double. As train().
+template <class T>
+[[nodiscard]] result train_in_parts_on_cpu(any_ranks& world, const options& o, const corpus& text,
+                                           tutti::deadline origin);
 
 }  // namespace transformer

@@ -5,6 +5,7 @@
 
 #include <tutti/core/deadline.hpp>  // time zero of traces
 
+#include "any_ranks.hpp"
 #include "data.hpp"
 #include "host_memory.hpp"
 #include "options.hpp"
@@ -13,16 +14,16 @@
 namespace transformer {
 
 /// A pipeline of forward passes alone.
-template <class T, class Comm>
-[[nodiscard]] result tune_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin);
+template <class T>
+[[nodiscard]] result tune_on_cpu(any_ranks& world, const options& o, const corpus& text, tutti::deadline origin);
 
 /// What `ranks` ranks of a pipeline of forward passes keep in this machine's memory; on GPUs their weights alone are
 /// there.
 [[nodiscard]] memory_demand demand_of(const options& o, int ranks);
 
-/// Trains on host_device in elements of T, float or double; Comm is threads or mpi. As train(), or as tune_on_cpu() where
-/// the pipeline is one of those.
-template <class T, class Comm>
-[[nodiscard]] result run_on_cpu(Comm& world, const options& o, const corpus& text, tutti::deadline origin);
+/// Trains on host_device in elements of T, float or double. As train(), or as tune_on_cpu() where the pipeline is one of
+/// those.
+template <class T>
+[[nodiscard]] result run_on_cpu(any_ranks& world, const options& o, const corpus& text, tutti::deadline origin);
 
 }  // namespace transformer

@@ -3,6 +3,7 @@
 #include <atomic>      // who has finished
 #include <chrono>      // deadlines
 #include <functional>  // operations
+#include <latch>       // starts
 #include <string>      // texts
 #include <thread>      // sleep
 #include <vector>      // data
@@ -105,9 +106,11 @@ TEST_CASE("pytorch/pytorch#88000, pytorch/pytorch#97191, pytorch/pytorch#109611,
                 CAPTURE(first_use);
                 std::atomic<int> ended = 0, timed_out = 0, aborted = 0;
                 std::atomic<bool> early = false, late = false;
+                std::latch started(ranks);  // a thread that a busy machine starts late would be missing too
                 try {
                     threads::launch(ranks,
                                     [&](threads& c) {
+                                        started.arrive_and_wait();
                                         if (!first_use) { c.barrier(); }
                                         if (c.rank() == absent) {
                                             while (ended < ranks - 1) { std::this_thread::sleep_for(1ms); }

@@ -303,7 +303,8 @@ TEST_CASE("a run that diverges ends with an error on every rank") {
     std::mutex mutex;
     const auto text = some_text(64);
     const auto run = [&] {
-        tutti::comm::threads::launch(2, [&](tutti::comm::threads& world) {
+        tutti::comm::threads::launch(2, [&](tutti::comm::threads& rank) {
+            transformer::any_ranks world(rank);
             try {
                 (void)transformer::run_on_cpu<float>(world, o, text, tutti::clock_type::now());
             } catch (const std::runtime_error&) {

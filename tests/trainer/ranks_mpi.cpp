@@ -15,7 +15,8 @@ template <class T> constexpr double bar = std::is_same_v<T, double> ? 1e-12 : 1e
 
 TEST_CASE_TEMPLATE("mpi: the losses of one rank, and of as many threads", T, double, float) {
     const auto text = trainer_test::some_text(64);
-    tutti::comm::mpi world(MPI_COMM_WORLD);
+    tutti::comm::mpi process(MPI_COMM_WORLD);
+    transformer::any_ranks world(process);
     auto o = trainer_test::short_run("ddp", world.size());
     transformer::one_thread_per_rank();
     const auto processes = transformer::run_on_cpu<T>(world, o, text, tutti::clock_type::now());
@@ -29,7 +30,8 @@ TEST_CASE_TEMPLATE("mpi: the losses of one rank, and of as many threads", T, dou
 
 TEST_CASE("mpi: documents whose attention processes share have the losses of one rank") {
     const auto text = trainer_test::some_text(64);
-    tutti::comm::mpi world(MPI_COMM_WORLD);
+    tutti::comm::mpi process(MPI_COMM_WORLD);
+    transformer::any_ranks world(process);
     transformer::one_thread_per_rank();
     const auto run_of = [](const char* pipeline, int ranks) {
         transformer::options o;
@@ -56,7 +58,8 @@ TEST_CASE("mpi: documents whose attention processes share have the losses of one
 
 TEST_CASE("mpi: processes that have parts of the model, and of sequences, have the losses of one rank") {
     const auto text = trainer_test::some_text(64);
-    tutti::comm::mpi world(MPI_COMM_WORLD);
+    tutti::comm::mpi process(MPI_COMM_WORLD);
+    transformer::any_ranks world(process);
     transformer::one_thread_per_rank();
     const auto run_of = [](const char* pipeline, int ranks, int sp = 1, const char* lengths = "", int zero = 1) {
         transformer::options o;

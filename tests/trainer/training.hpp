@@ -46,7 +46,8 @@ template <class T>
     transformer::one_thread_per_rank();
     transformer::result first;
     std::mutex mutex;
-    tutti::comm::threads::launch(o.ranks, [&](tutti::comm::threads& world) {
+    tutti::comm::threads::launch(o.ranks, [&](tutti::comm::threads& rank) {
+        transformer::any_ranks world(rank);
         auto r = transformer::run_on_cpu<T>(world, o, text, tutti::clock_type::now());
         const std::lock_guard lock(mutex);
         if (world.rank() == 0) { first = std::move(r); }

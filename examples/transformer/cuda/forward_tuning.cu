@@ -11,8 +11,7 @@
 namespace transformer::gpu {
 
 // Products count on all multiprocessors, however many ranks there are: so they have the same bits on any number.
-template <class World>
-result tune_on_gpu(World& world, int device, const options& o, const corpus& text, tutti::deadline origin) {
+result tune_on_gpu(any_ranks& world, int device, const options& o, const corpus& text, tutti::deadline origin) {
     constexpr int alone = 1;
     if (o.precision == "bf16") {
         device_of_rank<tutti::bfloat16> own(device, alone);
@@ -25,10 +24,5 @@ result tune_on_gpu(World& world, int device, const options& o, const corpus& tex
     device_of_rank<float> own(device, alone);
     return tune(world, own, o, text, origin);
 }
-
-template result tune_on_gpu(tutti::comm::threads&, int, const options&, const corpus&, tutti::deadline);
-#if TRANSFORMER_WITH_MPI
-template result tune_on_gpu(tutti::comm::mpi&, int, const options&, const corpus&, tutti::deadline);
-#endif
 
 }  // namespace transformer::gpu

@@ -1,8 +1,4 @@
 // Runs on GPUs whose ranks have parts of the model, apart from the other trainer: neither is compiled for the other.
-#include <tutti/comm/threads.hpp>  // ranks as threads
-#if TRANSFORMER_WITH_MPI
-#include <tutti/comm/mpi.hpp>  // ranks as processes
-#endif
 #include <tutti/core/cuda_run.cuh>                      // copies, fills
 #include <tutti/core/hash.cuh>                          // hashes of weights
 #include <tutti/core/philox.cuh>                        // initial weights
@@ -15,8 +11,8 @@
 
 namespace transformer::gpu {
 
-template <class World>
-result train_in_parts_on_gpu(World& world, int device, const options& o, const corpus& text, tutti::deadline origin) {
+result train_in_parts_on_gpu(any_ranks& world, int device, const options& o, const corpus& text,
+                             tutti::deadline origin) {
     if (o.precision == "bf16") {
         device_of_rank<tutti::bfloat16> own(device, world.size());
         return train_in_parts(world, own, o, text, origin);
@@ -24,10 +20,5 @@ result train_in_parts_on_gpu(World& world, int device, const options& o, const c
     device_of_rank<float> own(device, world.size());
     return train_in_parts(world, own, o, text, origin);
 }
-
-template result train_in_parts_on_gpu(tutti::comm::threads&, int, const options&, const corpus&, tutti::deadline);
-#if TRANSFORMER_WITH_MPI
-template result train_in_parts_on_gpu(tutti::comm::mpi&, int, const options&, const corpus&, tutti::deadline);
-#endif
 
 }  // namespace transformer::gpu

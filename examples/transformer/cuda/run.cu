@@ -1,4 +1,4 @@
-// The GPU's training run, compiled by nvcc once for each kind of `world`. The pipelines are in strategies.cu.
+// The GPU's training run, compiled by nvcc. The pipelines are in strategies.cu.
 #include "run.hpp"
 
 #include <cstdlib>  // setenv
@@ -38,20 +38,6 @@ template <class Train> result train_where_there_is_room(const options& o, Train 
     }
 }
 
-template <class World> result run_on_gpu(World& world, const options& o, const corpus& text, tutti::deadline origin) {
-    const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
-    if (o.of_forward_passes()) { return tune_on_gpu(world, device, o, text, origin); }
-    return train_where_there_is_room(o, [&] {
-        if (o.of_parts()) { return train_in_parts_on_gpu(world, device, o, text, origin); }
-        if (o.precision == "bf16") {
-            device_of_rank<tutti::bfloat16> own(device, world.size());
-            return train(world, own, o, text, origin);
-        }
-        device_of_rank<float> own(device, world.size());
-        return train(world, own, o, text, origin);
-    });
-}
-
 }  // namespace
 
 void expect_devices(const options& o) {
@@ -71,13 +57,18 @@ void expect_devices(const options& o) {
     if (present < needed) { throw bad_input(fmt::format("--gpus: {} asked for, but there are {}", needed, present)); }
 }
 
-result run(tutti::comm::threads& world, const options& o, const corpus& text, tutti::deadline origin) {
-    return run_on_gpu(world, o, text, origin);
+result run(any_ranks& world, const options& o, const corpus& text, tutti::deadline origin) {
+    const int device = world.rank() % devices_present();  // processes of one machine have neighboring ranks
+    if (o.of_forward_passes()) { return tune_on_gpu(world, device, o, text, origin); }
+    return train_where_there_is_room(o, [&] {
+        if (o.of_parts()) { return train_in_parts_on_gpu(world, device, o, text, origin); }
+        if (o.precision == "bf16") {
+            device_of_rank<tutti::bfloat16> own(device, world.size());
+            return train(world, own, o, text, origin);
+        }
+        device_of_rank<float> own(device, world.size());
+        return train(world, own, o, text, origin);
+    });
 }
-#if TRANSFORMER_WITH_MPI
-result run(tutti::comm::mpi& world, const options& o, const corpus& text, tutti::deadline origin) {
-    return run_on_gpu(world, o, text, origin);
-}
-#endif
 
 }  // namespace transformer::gpu
