@@ -1,9 +1,10 @@
 // cuda_blas: products in the queue's order with its handle and workspace; what an error says. cuda_products, and layers
 // that are made of them, on one GPU, and cut over two where there are as many and NCCL: values in fp64 on the host.
-#include <tutti/core/cuda_blas.hpp>       // under test
-#include <tutti/core/cuda_products.hpp>   // under test
-#include <tutti/parallel/bias.cuh>        // under test
-#include <tutti/parallel/vocabulary.cuh>  // under test
+#include <tutti/core/cuda_blas.hpp>                     // under test
+#include <tutti/core/cuda_products.hpp>                 // under test
+#include <tutti/parallel/bias.cuh>                      // under test
+#include <tutti/parallel/vocabulary.cuh>                // under test
+#include <tutti/parallel/vocabulary_cross_entropy.cuh>  // likewise
 
 #include <algorithm>    // max, min
 #include <cmath>        // fabs
