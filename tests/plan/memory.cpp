@@ -408,6 +408,7 @@ TEST_CASE("what does not fit together is refused with the numbers") {
     CHECK_THROWS_WITH_AS(of({.pipeline = 4, .data = 2, .schedule = dual_pipe, .zero_stage = 2, .micro_batches = 8}),
                          "plan: ZeRO stage 2 shares gradients, which two copies of the model add up whole",
                          usage_error);
+    CHECK_THROWS_WITH_AS(of({.data = 1 << 30, .sequence = 4}), "plan: more ranks than can be counted", usage_error);
     CHECK_THROWS_WITH_AS(of({.sequence = 0}), "plan: every size of a job is positive", usage_error);
     CHECK_THROWS_WITH_AS(of({.sequence = 513}), "plan: 513 ranks have two chunks each of a sequence, of 1024 tokens",
                          usage_error);

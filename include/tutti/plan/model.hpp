@@ -143,6 +143,8 @@ inline void validate(const model_shape& m, const job& j) {
     expect(j.tensor > 0 && j.pipeline > 0 && j.data > 0 && j.sequence > 0 && j.chunks > 0 && j.micro_batch > 0 &&
                j.micro_batches > 0 && j.replicas > 0 && j.tau >= 0,
            [] { return std::string("every size of a job is positive"); });
+    expect(static_cast<double>(j.tensor) * j.pipeline * j.data * j.sequence <= 1 << 30,
+           [] { return std::string("more ranks than can be counted"); });
     const auto hidden = static_cast<double>(m.hidden);
     constexpr double countable = 1e18;  // also as what a rank holds of it in bytes, and sends
     expect(hidden * (12 * hidden * static_cast<double>(m.layers) + static_cast<double>(m.vocabulary + m.sequence)) <=

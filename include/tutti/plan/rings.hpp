@@ -3,7 +3,7 @@
 // Needs plan/machine, plan/model, sequence/cost, sequence/estimate. Closed forms of sequence::ring_attention.
 #pragma once
 
-#include <algorithm>  // max, min
+#include <algorithm>  // min
 
 #include <tutti/comm/cost.hpp>           // two_levels
 #include <tutti/plan/machine.hpp>        // machine
@@ -26,10 +26,11 @@ namespace tutti::plan {
     const comm::two_levels ring = on.group_of(j.sequence, j.tensor);
     comm::link inside = ring.inside;
     comm::link between = ring.between;
-    const double nics = ring.largest_node;
-    const double spread = std::min(nics * between.bytes_per_second, nics / (nics - 1) * inside.bytes_per_second);
-    if (nics > 1 && spread > between.bytes_per_second) {
-        between = {between.latency_seconds + 2 * inside.latency_seconds, spread};
+    if (const double nics = ring.largest_node; nics > 1) {
+        const double spread = std::min(nics * between.bytes_per_second, nics / (nics - 1) * inside.bytes_per_second);
+        if (spread > between.bytes_per_second) {
+            between = {between.latency_seconds + 2 * inside.latency_seconds, spread};
+        }
     }
     const bool repeats = repeats_forward(j.recompute);
     for (comm::link* const l : {&inside, &between}) { l->latency_seconds *= repeats ? 3 : 2; }
