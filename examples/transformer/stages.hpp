@@ -121,7 +121,6 @@ public:
         , rank_(rank)
         , part_(part)
         , attention_(shared)
-        , memories_(static_cast<std::size_t>(s.stages()))
         , values_(this->memory_, 0)
         , workspace_(this->memory_, 0) {
         make_parameters(seed);
@@ -243,7 +242,7 @@ public:
     [[nodiscard]] double score(S& strategy, int stage, const batch& b, int length, tutti::view<const T, M> in,
                                tutti::view<T, M> out) {
         placed<S> s(*this, strategy);
-        memory_of_pass& m = memory_for(stage, nobody);
+        memory_of_pass& m = free_memory();
         through(s, m, stage, b, length, in, out);
         if (stage + 1 < schedule_.stages()) { return 0; }
         if (stage > 0) { take(b, length); }
@@ -254,7 +253,7 @@ public:
     /// Collective over the tensor group.
     template <class S> [[nodiscard]] auto logits_behind(S& strategy, int row) {
         placed<S> s(*this, strategy);
-        memory_of_pass& m = memory_for(schedule_.stages() - 1, nobody);
+        const memory_of_pass& m = free_memory();  // where it was scored
         const matrix<T> logits = logits_.top(1);
         math_.on_whole_rows(matrix<const T>(m.kept.normalized.top(outer_)), rows_, [&](matrix<const T> normalized) {
             this->classify(s, normalized.block(row, 1, 0, config_.width), logits);
@@ -284,7 +283,9 @@ private:
         standing_in& operator=(const standing_in&) = delete;
         ~standing_in() { own_.stand_in_.reset(); }
     };
+    // What is kept of a micro-batch in a stage; of nobody, it is free, for any stage of this rank.
     struct memory_of_pass {
+        int stage = nobody;
         int micro_batch = nobody;
         int first_slot;  // of what attention keeps
         typename base::kept_activations kept{};
@@ -360,15 +361,20 @@ private:
     }
 
     // That of a micro-batch in a stage, or one that is free.
-    [[nodiscard]] memory_of_pass& memory_for(int stage, int micro_batch) {
-        auto& list = memories_[static_cast<std::size_t>(stage)];
-        const auto found =
-            std::find_if(list.begin(), list.end(), [&](const auto& m) { return m.micro_batch == micro_batch; });
-        if (found != list.end()) { return *found; }
-        memory_of_pass& made = list.emplace_back(this->memory_, slots_);
+    [[nodiscard]] memory_of_pass* memory_of(int stage, int micro_batch) {
+        const auto found = std::find_if(memories_.begin(), memories_.end(), [&](const memory_of_pass& m) {
+            return m.stage == stage && m.micro_batch == micro_batch;
+        });
+        return found == memories_.end() ? nullptr : &*found;
+    }
+    [[nodiscard]] memory_of_pass& memory_of(const call& c) { return *memory_of(c.stage, c.micro_batch); }
+    // The first that is free.
+    [[nodiscard]] memory_of_pass& free_memory() {
+        if (memory_of_pass* const free = memory_of(nobody, nobody); free != nullptr) { return *free; }
+        memory_of_pass& made = memories_.emplace_back(this->memory_, slots_);
         slots_ += layers_of_stage();
         made.room = this->room_for([&](auto take) {
-            this->lay_out(take, made.kept, layers_of_stage(), stage == 0, stage + 1 == schedule_.stages());
+            this->lay_out(take, made.kept, layers_of_stage(), holds(0), holds(schedule_.stages() - 1));
         });
         return made;
     }
@@ -395,6 +401,7 @@ private:
         auto& k = m.kept;
         if (stage == 0) {
             take(b, length);
+            k.layers[0].in = k.stream[0];
             this->embed(s, k.stream[0]);
         } else {
             k.layers[0].in = matrix<const T>(in.data(), outer_, config_.width);
@@ -413,14 +420,17 @@ private:
             expect_announcements();
             tell_(c.micro_batch);
         }
-        memory_of_pass& m = memory_for(c.stage, nobody);
-        if (c.keep) { m.micro_batch = c.micro_batch; }
+        memory_of_pass& m = free_memory();
+        if (c.keep) {
+            m.stage = c.stage;
+            m.micro_batch = c.micro_batch;
+        }
         through(s, m, c.stage, batch_of(c), config_.context, in, out);
     }
     template <class S>
     void backward_input(S& s, const call& c, tutti::view<const T, M>, tutti::view<const T, M> d_out,
                         tutti::view<T, M> d_in) {
-        const memory_of_pass& m = memory_for(c.stage, c.micro_batch);
+        const memory_of_pass& m = memory_of(c);
         const auto& k = m.kept;
         const batch& b = batch_of(c);
         enter(b, config_.context, m, c.stage);
@@ -444,24 +454,24 @@ private:
         }
     }
     template <class S> void backward_weight(S& s, const call& c) {
-        memory_of_pass& m = memory_for(c.stage, c.micro_batch);
+        memory_of_pass& m = memory_of(c);
         if (this->deferred_) {
             for (int l = layers_of_stage(); l-- > 0;) {
                 this->layer_backward_weight(s, m.kept.layers[static_cast<std::size_t>(l)],
                                             c.stage * layers_of_stage() + l);
             }
         }
-        m.micro_batch = nobody;
+        m.stage = m.micro_batch = nobody;
     }
 
     const schedule_type& schedule_;
     int rank_;
     tensor_part part_;
-    document_attention<T>* attention_;                 // of batches whose sequences other ranks have parts of
-    int slots_ = 0;                                    // of it that memories have
-    std::vector<std::size_t> place_;                   // by number in the whole model
-    std::vector<std::list<memory_of_pass>> memories_;  // by stage
-    std::vector<int> expected_;                        // by place: announcements until the gradient is complete
+    document_attention<T>* attention_;  // of batches whose sequences other ranks have parts of
+    int slots_ = 0;                     // of it that memories have
+    std::vector<std::size_t> place_;    // by number in the whole model
+    std::list<memory_of_pass> memories_;
+    std::vector<int> expected_;  // by place: announcements until the gradient is complete
     const std::vector<batch>* batches_ = nullptr;
     real scale_ = 1;
     std::function<void(int)> tell_;  // the strategy of each micro-batch,

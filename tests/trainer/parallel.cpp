@@ -431,8 +431,15 @@ TEST_CASE("what is kept: micro-batches in flight, or what enters stages") {
     auto o = run_of("pp", {1, 2}, "gpipe", 0, 0);
     o.steps = 2;
     const auto all = peak(o);
+    auto more = o;
+    more.batch += 2 * o.micro_batch;
+    const auto room = (peak(more) - all) / 2;  // of a micro-batch in half of the layers
     o.pipeline_schedule = "1f1b";
     const auto few = peak(o);
+    // At most five of a quarter of the layers instead of two of half: stages of a rank use the same memory.
+    o.pipeline_schedule = "interleaved";
+    CHECK(peak(o) - few < room * 3 / 4);
+    o.pipeline_schedule = "1f1b";
     o.recompute = 3;
     CHECK(few < all);
     CHECK(peak(o) < few);
