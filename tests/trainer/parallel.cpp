@@ -412,7 +412,8 @@ TEST_CASE("what is held of parameters, gradients and moments is what is planned"
     // leave of whole gradients, or buckets at work, of each kind that of the words and two where a layer goes on.
     const auto held = [&](int zero) {
         const std::int64_t bucket = 8 * static_cast<std::int64_t>(shared.largest()), own = (all + 1) / 2;
-        const std::int64_t beside[] = {0, 8 * own, 3 * bucket, 6 * bucket};
+        const std::int64_t border = 8 * 16 * 16 * 96;  // goes into and out of a rehearsal, before there are buckets
+        const std::int64_t beside[] = {0, 8 * own + 2 * border, 3 * bucket, 6 * bucket};
         return tutti::plan::state_bytes(all, zero, 2, {zero == 3 ? 0 : 8, 8, 24}) + beside[zero];
     };
     const auto measured = [&](int zero) {
