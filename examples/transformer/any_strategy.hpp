@@ -2,6 +2,7 @@
 // Needs strategy/strategy. Calls go through a table: a few hundred a step, beside milliseconds of computing.
 #pragma once
 
+#include <concepts>    // same_as
 #include <cstddef>     // size_t
 #include <functional>  // norms
 #include <memory>      // the strategy, scopes
@@ -10,7 +11,6 @@
 #include <utility>     // move
 #include <vector>      // levels
 
-#include <tutti/core/elementwise.hpp>   // copy
 #include <tutti/core/queue.hpp>         // queue
 #include <tutti/core/state.hpp>         // state
 #include <tutti/core/view.hpp>          // views
@@ -129,7 +129,10 @@ private:
 
 public:
     any_strategy() = default;
-    template <tutti::strategy::strategy S> any_strategy(S s) : own_(std::make_unique<calls_of<S>>(std::move(s))) {}
+    // In this order: whether any_strategy is a strategy may not be asked while its own constructors are chosen.
+    template <class S>
+    requires(!std::same_as<S, any_strategy>) && tutti::strategy::strategy<S> any_strategy(S s)
+        : own_(std::make_unique<calls_of<S>>(std::move(s))) {}
 
     void attach(list& p) {
         own_->attach(p, [] {});

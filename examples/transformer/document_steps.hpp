@@ -102,8 +102,8 @@ private:
         const tutti::comm::link between = o_.network.empty() ? tutti::comm::link{} : stated_link(o_.network);
         // Backward takes 2.5 times the flops, and gradients of keys and values travel with these, and home at the end.
         sums_.planned_seconds +=
-            layers * (estimated(p, cost_, {bytes, {}, between}).attention +
-                      estimated(p, cost_.scaled(2.5), {bytes + sums, {}, between, bytes}).attention);
+            layers * (estimated(p, cost_, {.bytes_per_token = bytes, .between = between}).attention +
+                      estimated(p, cost_.scaled(2.5), {.bytes_per_token = bytes + sums, .between = between}).attention);
         sums_.imbalance += imbalance_of(p);
         const engine_traffic t = attention_.traffic();
         sums_.intra_node_bytes += layers * static_cast<double>(t.inside);
