@@ -66,8 +66,8 @@ template <class Model, class S, class Comm>
     return losses[0] / static_cast<double>(scored);
 }
 
-/// `count` tokens that the model writes after `first`, at temperature 0.8. Every rank calls it, as before_use may
-/// communicate, and has the same.
+/// `count` tokens that the model writes after `first`, at temperature 0.8. Where ranks share values every rank calls it, as
+/// before_use communicates, and has the same.
 /// Determinism  of weights and seed.
 template <class Model, class S>
 [[nodiscard]] std::vector<std::uint16_t> generate(Model& net, S& weights, std::uint16_t first, std::uint64_t seed,
@@ -323,7 +323,8 @@ template <class Device, class Comm>
         }
     }
     r.validation.emplace_back(last_step, evaluate(net, strategy, text.validation(), world));
-    if (!o.quiet) {
+    const bool values_are_shared = net.values().empty();
+    if (!o.quiet && (values_are_shared || world.rank() == 0)) {
         r.sample = o.token_file.empty() ? generate(net, strategy, '\n', o.seed, 400)
                                         : generate(net, strategy, gpt2_end_of_text, o.seed, 64);
     }
