@@ -107,6 +107,15 @@ TEST_CASE("a rank that fails at the start ends the others at once") {
     failing.join();
 }
 
+TEST_CASE("a rank that is given no time ends the others at once") {
+    if (devices() < 2) { return; }
+    const auto meeting = std::make_shared<comm::memory_store>();
+    CHECK_THROWS_WITH_AS(nccl(meeting, 1, 2, cuda_queue(1), {.name = "hurried", .timeout = 0s}),
+                         doctest::Contains("nccl: the timeout is 0 s, expected more than 0"), usage_error);
+    CHECK_THROWS_WITH_AS(nccl(meeting, 0, 2, cuda_queue(0), {.name = "hurried"}),
+                         doctest::Contains("rank 1: nccl: the timeout is 0 s"), aborted_error);
+}
+
 TEST_CASE("an identity of another version is refused") {
     static_cast<void>(devices());
     const auto meeting = std::make_shared<comm::memory_store>();

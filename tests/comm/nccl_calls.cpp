@@ -342,7 +342,7 @@ TEST_CASE_FIXTURE(fixture, "a communicator may end while the device of another t
                          c.barrier();  // rank 0 takes part when its child, and what it had, are no more
                          waiting = true;
                      } else {
-                         while (!waiting) { std::this_thread::yield(); }
+                         while (!waiting) { std::this_thread::sleep_for(1ms); }
                      }
                      child.reset();
                      { const buffer<float, pinned_queue> scalar(pinned_queue(), 1); }
@@ -352,9 +352,22 @@ TEST_CASE_FIXTURE(fixture, "a communicator may end while the device of another t
                      if (c.rank() == 0) { c.barrier(); }
                      c.synchronize();
                  },
-                 {.timeout = 5s});
+                 {.timeout = 30s});
     CHECK(fake::calls("ncclCommDestroy") == 2 * 2);
     CHECK(fake::calls("ncclCommAbort") == 0);
+}
+
+TEST_CASE_FIXTURE(fixture, "handles that are kept until a family ends are aborted when it fails") {
+    nccl::launch(2, [](nccl& c) {
+        { const nccl child = c.duplicate("child"); }
+        c.agree(1, "child ended");
+        if (c.rank() == 0) { c.abort("enough"); }
+        try {
+            for (;;) { c.synchronize(); }
+        } catch (const aborted_error&) {}
+    });
+    CHECK(fake::calls("ncclCommAbort") == 2 * 2);
+    CHECK(fake::calls("ncclCommDestroy") == 0);
 }
 
 TEST_CASE_FIXTURE(fixture, "the steady state of lanes has no host wait, and orders launches by events") {

@@ -2,8 +2,11 @@
 #include <tutti/core/cuda_queue.hpp>  // under test
 
 #include <algorithm>  // max
+#include <atomic>     // kernels that wait
 #include <chrono>     // deadlines
+#include <cstdlib>    // environment
 #include <optional>   // marks
+#include <string>     // environment
 #include <thread>     // delays
 #include <utility>    // move
 #include <vector>     // data
@@ -120,6 +123,45 @@ TEST_CASE_FIXTURE(fixture,
         CHECK(fetch(q, x.view(), 0) == 5);
     }
     CHECK(fake::calls("cudaFreeHost") == 1);
+}
+
+TEST_CASE_FIXTURE(fixture, "page-locked memory that an exception passes is left to the copy that may still come") {
+    const auto stays = [](auto give_up) {  // the next who asks for memory
+        const auto streams = fake::live_streams();
+        std::atomic<bool> go{false};
+        {
+            const cuda_queue q(0);
+            const buffer<int, cuda_queue> x(q, 1);
+            const std::vector<int> five{5};
+            upload(q, view<const int>(five), x.view());
+            q.record().wait_host(after(10s));
+            fake::launch(q.stream(), [&go] {
+                while (!go) { std::this_thread::sleep_for(1ms); }
+            });
+            CHECK_THROWS_AS(give_up(q, view<const int, device_memory>(x.view())), timeout_error);
+        }
+        const buffer<int, pinned_queue> next(pinned_queue{}, 1);
+        next.data()[0] = 7;
+        go = true;
+        while (fake::live_streams() != streams) { std::this_thread::sleep_for(1ms); }
+        return next.data()[0] == 7;
+    };
+    CHECK(stays([](const cuda_queue& q, view<const int, device_memory> x) {
+        const buffer<int, pinned_queue> out(pinned_queue{}, 1);
+        download(q, x, out.view());
+        q.record().wait_host(after(1ms));
+    }));
+    CHECK(stays([](const cuda_queue& q, view<const int, device_memory> x) {
+        const char* const text = std::getenv("TUTTI_TIMEOUT");
+        const std::optional<std::string> before = text == nullptr ? std::nullopt : std::optional<std::string>(text);
+        ::setenv("TUTTI_TIMEOUT", "0.001", 1);
+        try {
+            static_cast<void>(fetch(q, x, 0));
+        } catch (const timeout_error&) {
+            before ? ::setenv("TUTTI_TIMEOUT", before->c_str(), 1) : ::unsetenv("TUTTI_TIMEOUT");
+            throw;
+        }
+    }));
 }
 
 TEST_CASE_FIXTURE(fixture, "each call's error is told once, with CUDA's words, and the queue goes on") {

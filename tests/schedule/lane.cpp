@@ -278,9 +278,9 @@ TEST_CASE("a deadline of no time is refused, and one of hardly any does not end 
 }
 
 TEST_CASE("the deadline counts from the last job that finished") {
-    lane l(self{}, {.timeout = 1s});
+    lane l(self{}, {.timeout = 2s});
     std::vector<ticket> tickets;
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < 8; ++i) {
         tickets.push_back(l.submit("slow", [](self&) { std::this_thread::sleep_for(300ms); }));
     }
     CHECK_NOTHROW(tickets.back().wait(host_queue{}));

@@ -590,6 +590,24 @@ TEST_CASE("what does not fit is refused before anything moved") {
         [&](auto& e) {
             auto kept = e.make_memory();
             e.plan(lengths);
+            std::vector<float> both(3 * qkv_width);
+            e.forward(view<const float>(both), view<float>(out), kept);
+            e.backward(view<const float>(out), view<float>(both), kept);
+        },
+        "engine: qkv and d_qkv overlap");
+    expect_refused(
+        [&](auto& e) {
+            auto kept = e.make_memory();
+            e.plan(lengths);
+            std::vector<float> both(3 * qkv_width);
+            e.forward(in, view<float>(both).sub(0, 3 * out_width), kept);
+            e.backward(view<const float>(out), view<float>(both), kept);
+        },
+        "engine: out and d_qkv overlap");
+    expect_refused(
+        [&](auto& e) {
+            auto kept = e.make_memory();
+            e.plan(lengths);
             e.backward(view<const float>(out), view<float>(d_qkv), kept);
         },
         "engine: backward of a batch whose forward was not made by the plan that holds");

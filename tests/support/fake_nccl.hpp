@@ -1,6 +1,7 @@
 // fake_nccl: NCCL's C interface over fake_cuda, for tests that link it in place of libnccl; its controls and its log.
 // Needs NCCL's header and fake_cuda. Ranks are threads, or one thread with groups, of one process.
 // Operations are work on streams that meets the other ranks and blocks its stream until all have come, as kernels do.
+// Not modeled: that ncclCommAbort, too, frees memory for which CUDA waits for other devices.
 #pragma once
 
 #include <cstddef>      // sizes

@@ -56,7 +56,7 @@ struct fault_rule {
 /// Determinism  exact, as long as the calls that a rule matches come from one thread: with lanes, name the
 ///              communicator.
 /// Cost         a lock and a comparison a rule.
-/// Errors       those injected; usage_error for a rule that cannot strike.
+/// Errors       those injected; usage_error for a rule that cannot strike or a timeout that is not positive.
 template <decoratable C> class faulty : public decorator<faulty<C>, C> {
     using base = decorator<faulty<C>, C>;
     friend base;

@@ -74,8 +74,8 @@ public:
     /// Rank `rank` of `size`, which meet in a store that all of them see; collective over them.
     ///
     /// Semantics  one GPU a rank: the queue's. The store also serves to find out who is missing later on, and is kept.
-    /// Errors     usage_error for a rank outside of [0, size); timeout_error naming the ranks that did not come;
-    ///            aborted_error when one of them failed while it came; backend_error.
+    /// Errors     usage_error for a rank outside of [0, size) or a timeout that is not positive; timeout_error naming
+    ///            the ranks that did not come; aborted_error when one of them failed while it came; backend_error.
     template <store S>
     nccl(std::shared_ptr<S> meeting, int rank, int size, cuda_queue q = {}, nccl_options o = {})
         : nccl(detail::nccl_start(std::make_unique<detail::store_link_to<S>>(std::move(meeting)), rank, size,
@@ -91,7 +91,8 @@ public:
     /// The ranks of `world`, any communicator between hosts, such as `threads` or `mpi`; collective over them. `world`
     /// is needed only meanwhile.
     ///
-    /// Errors  usage_error when ranks are on several hosts and no directory is given that all of them see.
+    /// Errors  usage_error when ranks are on several hosts and no directory is given that all of them see, or for a
+    ///         timeout that is not positive.
     template <can_gather_control World>
     [[nodiscard]] static nccl over(World& world, cuda_queue q = {}, nccl_options o = {}) {
         auto meeting = detail::meeting_of(world, o);

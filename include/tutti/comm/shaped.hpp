@@ -97,7 +97,7 @@ private:
 /// Cost       the modeled time, asleep, and what the system needs to wake a thread (some 50 us); watches for aborts
 ///            every 2 ms.
 /// Errors     timeout_error after `timeout` when the network needs longer; the family is then aborted, as by any
-///            timeout.
+///            timeout. usage_error for one that is not positive.
 template <decoratable C, sleeping_clock Clock = wall_clock> class shaped : public decorator<shaped<C, Clock>, C> {
     using base = decorator<shaped<C, Clock>, C>;
     friend base;

@@ -228,7 +228,7 @@ static_assert(timed_queue<cuda_queue>);
 /// A host queue whose storage is page-locked: buffer<T, pinned_queue> is what copy engines reach asynchronously.
 ///
 /// Cost    of more than 64 KiB, allocation is slow, and release waits for all devices of the process: keep buffers. Less
-///         than that the process keeps.
+///         than that the process keeps, and release does not wait: copies from and to it must have ended.
 /// Errors  backend_error when memory is short.
 class pinned_queue {
     std::shared_ptr<memory_account> account_ = std::make_shared<memory_account>();

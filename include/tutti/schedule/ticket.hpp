@@ -27,9 +27,9 @@ template <communicator C> class lane;
 ///            blocks the caller for host work.
 ///            Destroying or overwriting a ticket waits for the work. If that happens while an exception unwinds the
 ///            ticket's scope, or the deadline passes, the communicator's family is aborted first, so that the work
-///            ends. Work that even then does not end within another deadline ends the program: it owns memory its owner
-///            frees. A device ticket that a device consumer has waited for lets go without waiting: the consumer's
-///            order holds.
+///            ends. Work that even then does not end within another deadline, of 5 seconds at least, ends the program:
+///            it owns memory its owner frees. A device ticket that a device consumer has waited for lets go without
+///            waiting: the consumer's order holds.
 /// Threads    one thread at a time uses a ticket; different tickets are independent.
 /// Deadline   the lane's timeout, counted from the last job that the lane finished.
 /// Cost       waiting for finished work: one atomic load. On a device: an event; with a trace two marks around it, so that

@@ -213,6 +213,8 @@ public:
         expect("d_out", d_out, out_width());
         expect("d_qkv", view<const T, M>(d_qkv), qkv_width());
         expect_apart("d_out", d_out, "d_qkv", d_qkv);
+        expect_apart("qkv", kept.qkv, "d_qkv", d_qkv);  // without moves they are the forward's own
+        expect_apart("out", kept.out, "d_qkv", d_qkv);
         const view<const T, M> of_out = to_attention(d_out, moved_d_out_, out_width());
         const view<T, M> there = room_for(d_qkv, moved_d_qkv_, qkv_width());
         const token_view<const P, M> logarithms = sums(kept);

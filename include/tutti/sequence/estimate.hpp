@@ -145,6 +145,7 @@ template <class Cost>
 /// partition::even_ring, without a placement. `seconds`: of attention of one whole sequence on one rank.
 [[nodiscard]] inline rank_time time_of_even_rings(int ranks, zone where, double seconds, std::int64_t tokens,
                                                   std::int64_t sequences, const transfer_cost& transfers) {
+    if (sequences == 0) { return {}; }
     detail::rank_rings rings;
     rings.add(ranks, where, seconds, tokens, transfers, static_cast<double>(sequences));
     rank_time t = rings.time(transfers);

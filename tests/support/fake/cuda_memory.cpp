@@ -1,4 +1,5 @@
-// fake_cuda: memory of devices and page-locked memory, both from the heap to the byte, so that sanitizers see its ends.
+// fake_cuda: memory of devices and page-locked memory, both from the heap to the byte, so that sanitizers see its ends;
+// of small page-locked memory those of the pieces that core/detail/cuda_page_locked keeps.
 // Needs fake/cuda_state.
 #include <algorithm>  // any_of
 #include <cstdint>    // values of pools

@@ -22,8 +22,9 @@ namespace tutti::comm::detail {
 
 inline constexpr duration longest_end = std::chrono::seconds(10);  // of a wait for NCCL to let go
 
-/// Each piece of work on a thread of its own; returns when all have ended. Those that have not by then are left alone.
-template <class Work> void run_bounded(const std::vector<Work>& work) noexcept {
+/// Each piece of work on a thread of its own; returns when all have ended, or false: those that have not by then are
+/// left alone.
+template <class Work> bool run_bounded(const std::vector<Work>& work) noexcept {
     try {
         const auto open = std::make_shared<std::atomic<std::size_t>>(work.size());
         std::vector<std::thread> helpers;
@@ -40,19 +41,22 @@ template <class Work> void run_bounded(const std::vector<Work>& work) noexcept {
         }
         const deadline limit = after(longest_end);
         while (*open != 0 && clock_type::now() < limit) { std::this_thread::sleep_for(std::chrono::microseconds(200)); }
-        for (auto& h : helpers) { *open == 0 ? h.join() : h.detach(); }
-    } catch (const std::exception&) {}  // no memory: all is left behind
+        const bool ended = *open == 0;
+        for (auto& h : helpers) { ended ? h.join() : h.detach(); }
+        return ended;
+    } catch (const std::exception&) { return false; }  // no memory: all is left behind
 }
 
-/// One after the other; `how` is ncclCommDestroy or ncclCommAbort.
+/// One after the other, up to the first that does not end in time; `how` is ncclCommDestroy or ncclCommAbort.
 inline void end_handles(const std::vector<ncclComm_t>& handles, int device, ncclResult_t (*how)(ncclComm_t)) noexcept {
-    if (handles.empty()) { return; }
     try {
-        const auto work = [handles, device, how] {
-            cudaSetDevice(device);
-            for (const ncclComm_t handle : handles) { how(handle); }
-        };
-        run_bounded(std::vector{work});
+        for (const ncclComm_t handle : handles) {
+            const auto work = [handle, device, how] {
+                cudaSetDevice(device);
+                how(handle);
+            };
+            if (!run_bounded(std::vector{work})) { return; }
+        }
     } catch (const std::exception&) {}  // no memory: they are left behind
 }
 

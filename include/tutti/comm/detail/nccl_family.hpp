@@ -106,12 +106,13 @@ public:
             await_others();
             abort_all(all_of(channels_), device_);
         }
-        end_handles(parted_, device_, poisoned() ? ncclCommAbort : ncclCommDestroy);
-        if (store_ == nullptr) { return; }
         try {
-            store_->leave(key_, rank);  // first: nobody shall wait for this rank
-            if (heard_) { store_->leave(heard(), rank); }
+            if (store_ != nullptr) {
+                store_->leave(key_, rank);  // first: nobody shall wait for this rank
+                if (heard_) { store_->leave(heard(), rank); }
+            }
         } catch (const std::exception&) {}  // the directory is gone: nothing is left to be taken back
+        end_handles(parted_, device_, poisoned() ? ncclCommAbort : ncclCommDestroy);
     }
 
     void add(std::shared_ptr<nccl_channel> c) {
@@ -224,7 +225,9 @@ private:
         {
             const std::lock_guard lock(mutex_);
             if (ranks_share_process_) {
-                parted_.push_back(handle);
+                try {
+                    parted_.push_back(handle);
+                } catch (const std::exception&) {}  // no memory: it is left behind
                 return;
             }
         }

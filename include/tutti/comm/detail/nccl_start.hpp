@@ -27,7 +27,7 @@
 
 #include <tutti/comm/communicator.hpp>        // can_gather_control
 #include <tutti/comm/detail/nccl_calls.hpp>   // checked calls
-#include <tutti/comm/detail/nccl_end.hpp>     // end_handle
+#include <tutti/comm/detail/nccl_end.hpp>     // end_handles
 #include <tutti/comm/detail/nccl_family.hpp>  // family
 #include <tutti/comm/detail/store_link.hpp>   // store_link
 #include <tutti/comm/detail/whole_file.hpp>   // read_file
@@ -127,7 +127,12 @@ public:
         if (rank < 0 || rank >= ranks) {
             throw usage_error(formatted("nccl: rank {} is not one of {} ranks", rank, ranks), context_);
         }
-        expect_timeout("nccl", choice_.timeout);
+        try {
+            expect_timeout("nccl", choice_.timeout);
+        } catch (const usage_error& e) {  // this rank's alone: others wait for it
+            if (store_ != nullptr) { store_->fail(choice_.name, rank, e.what()); }
+            throw;
+        }
     }
 
     [[nodiscard]] started run() {

@@ -6,7 +6,7 @@
 #include <array>      // pieces by size
 #include <bit>        // sizes
 #include <cstddef>    // size_t
-#include <exception>  // no memory to keep one
+#include <exception>  // one that passes; no memory to keep a piece
 #include <mutex>      // any thread
 #include <vector>     // pieces
 
@@ -18,7 +18,9 @@ namespace tutti::detail {
 
 /// Pieces of 64 bytes to 64 KiB, in powers of 2, which all devices reach.
 ///
-/// Semantics  what take() gives has at least so many bytes, with unspecified contents. Larger pieces are CUDA's own.
+/// Semantics  what take() gives has at least so many bytes, with unspecified contents. Larger pieces are CUDA's own. The
+///            next who asks may write at once what was given back: its copies have ended. Where an exception passes,
+///            nobody may have waited for them, and a small piece is left behind.
 /// Threads    any.
 /// Cost       pieces that nobody has are kept for the next who asks, until the process ends.
 /// Errors     take: backend_error.
@@ -60,6 +62,7 @@ public:
     static void give(void* p, std::size_t bytes) noexcept {
         if (p == nullptr) { return; }
         if (bytes <= most) {
+            if (std::uncaught_exceptions() > 0) { return; }
             try {
                 spare& s = all();
                 const std::lock_guard lock(s.mutex);

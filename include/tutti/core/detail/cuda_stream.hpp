@@ -166,14 +166,17 @@ public:
             spare_.push_back(e);
         } catch (...) { cudaEventDestroy(e); }
     }
-    /// use(cell) with page-locked memory for one scalar, made at first use; one caller at a time.
+    /// use(cell) with page-locked memory for one scalar, made at first use; one caller at a time. After an exception of
+    /// use's, whose copy may still come, the cell is left to it.
     template <class Use> void with_cell(Use use) {
         const std::lock_guard lock(cell_mutex_);
         if (cell_ == nullptr) {
             const on_device scope(device);
             cell_ = cuda_page_locked::take(cell_bytes);
         }
-        use(cell_);
+        void* const cell = std::exchange(cell_, nullptr);
+        use(cell);
+        cell_ = cell;
     }
 };
 

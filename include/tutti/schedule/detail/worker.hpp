@@ -48,7 +48,7 @@ public:
 
     /// What work has to hear of an abort, before the program ends.
     [[nodiscard]] duration last_patience() const noexcept {
-        return std::max<duration>(timeout, std::chrono::seconds(1));
+        return std::max<duration>(timeout, std::chrono::seconds(5));
     }
     /// abort, saying which work of which lane it was about.
     void abort_over(std::string_view work, std::string_view what) noexcept {
