@@ -20,6 +20,7 @@
 #   ARGUMENTS        of the program
 #   EXPECT_FAILURE   text: the program must exit with a failure and print this text
 #   OWN_MAIN         the sources define main() and may use doctest or not
+include(ptx)
 include(sanitizers)
 
 # What ./dev builds for these presets, instead of everything.
@@ -57,7 +58,7 @@ function(tutti_add_test_program name main)
   tutti_is_ptx_alone(ptx_alone ${arg_SOURCES})
   if(ptx_alone)
     add_library(${target} OBJECT ${arg_SOURCES})
-    set_target_properties(${target} PROPERTIES CUDA_PTX_COMPILATION ON)
+    tutti_compile_to_ptx(${target})
   else()
     add_executable(${target} ${arg_SOURCES})
   endif()
