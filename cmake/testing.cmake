@@ -14,7 +14,7 @@
 #                    gpu: also built by the target gpu_tests, for the preset cuda; alone on the device; the program
 #                    calls tutti::test::skip where there is none. A .cu test for no device at hand is compiled to PTX
 #                    alone, not linked, and skipped
-#   TIMEOUT          seconds; default 60 (mpi: 120); multiplied in sanitizer builds
+#   TIMEOUT          seconds; default 120 (mpi: 240), as others may share the processors; multiplied in sanitizer builds
 #   PROCESSORS       how many cores the test keeps busy, so that ctest does not start others beside it; default 1
 #   COMPILE_OPTIONS  for this test alone, such as -march=native
 #   ARGUMENTS        of the program
@@ -116,7 +116,7 @@ macro(tutti_parse_test timeout label)
 endmacro()
 
 function(tutti_add_test)
-  tutti_parse_test(60 unit)
+  tutti_parse_test(120 unit)
   if("gpu" IN_LIST arg_LABELS)
     if(NOT CMAKE_CUDA_COMPILER)
       tutti_add_skipped_test(NAME ${arg_NAME} LABELS ${arg_LABELS}
@@ -141,7 +141,7 @@ endfunction()
 include(mpirun)
 
 function(tutti_add_mpi_test)
-  tutti_parse_test(120 mpi)
+  tutti_parse_test(240 mpi)
   if(NOT arg_RANKS)
     message(FATAL_ERROR "MPI test '${arg_NAME}' has no RANKS")
   endif()
