@@ -33,5 +33,5 @@ function(tutti_add_header_tests name)
   # Only the front end matters here.
   target_compile_options(${target} PRIVATE -O0)
   add_test(NAME ${name} COMMAND ${TUTTI_TEST_LAUNCHER} $<TARGET_FILE:${target}>)
-  tutti_set_test_properties(${name} TIMEOUT 60 PROCESSORS 1 LABELS headers)
+  tutti_set_test_properties(${name} TIMEOUT 120 PROCESSORS 1 LABELS headers)
 endfunction()
