@@ -55,11 +55,13 @@ std::optional<int> parse(int argc, char** argv, options& o) {
     auto* const batch =
         app.add_option("--batch", o.space.sequences, "sequences a step, of all GPUs; default: one a GPU")
             ->check(sequences);
-    app.add_option("--tp", o.space.tensor, "tensor ranks to try; default: all that divide")->check(ranks);
+    app.add_option("--tp", o.space.tensor,
+                   "tensor ranks to try; default: all that divide; they, and --tp times --sp, divide a node "
+                   "or are whole ones")
+        ->check(ranks);
     app.add_option("--pp", o.space.pipeline, "pipeline stages to try")->check(ranks);
     app.add_option("--sp", o.space.sequence,
-                   "ranks that share every sequence, in rings, to try; default: as many as leave each so many tokens "
-                   "that computing hides what rings send")
+                   "ranks that share every sequence, in rings, to try; default: all that divide")
         ->check(ranks);
     app.add_option("--micro-batch", o.space.micro_batches, "sequences of a micro-batch to try")->check(sequences);
     app.add_option("--zero", o.space.zero_stages, "ZeRO stages to try; 2 and 3 without a pipeline")

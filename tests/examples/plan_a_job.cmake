@@ -32,7 +32,7 @@ math(EXPR ranks "${tp} * ${pp} * ${dp} * ${sp}")
 math(EXPR sequences "${dp} * ${micro_batch} * ${micro_batches}")
 string(JSON limit GET "${report}" memory_limit_gib)
 string(JSON alternatives LENGTH "${report}" alternatives)
-if(NOT ranks EQUAL 3072 OR NOT sequences EQUAL 3072 OR NOT tp EQUAL 8 OR memory_gib_per_gpu GREATER limit
+if(NOT ranks EQUAL 3072 OR NOT sequences EQUAL 3072 OR NOT tp EQUAL 4 OR NOT sp EQUAL 2 OR memory_gib_per_gpu GREATER limit
     OR alternatives LESS 8 OR NOT mfu LESS hfu OR NOT hfu LESS 1)
   message(FATAL_ERROR "the report makes no sense:\n${report}")
 endif()
@@ -132,7 +132,7 @@ expect_refusal("hidden 770 does not divide over 12 heads" --gpus 8 --model 12,77
 expect_refusal("--gpus: Value 0 not in range 1 to 16777216" --gpus 0 --model gpt-1t)
 expect_refusal("--gpus" --gpus many --model gpt-1t)
 expect_refusal("--speed" ${asked} --speed 3)
-expect_refusal("no layout divides 3072 ranks" --gpus 3072 --model gpt-1t --batch 1000)
+expect_refusal("no layout divides 3072 ranks" --gpus 3072 --model gpt-1t --batch 1000 --sp 1)
 expect_refusal("and 8 sequences, with tensor ranks of 5, 7, with stages of 2\n" ${asked} --tp 5 7 --pp 2)
 # Numbers that would overflow, or take years to divide.
 expect_refusal("--batch: Value 9223372036854775807 not in range 1 to " ${asked} --batch 9223372036854775807)

@@ -11,6 +11,7 @@
 #include <span>       // plans
 #include <string>     // texts
 #include <tuple>      // jobs
+#include <utility>    // pair
 #include <vector>     // jobs
 
 #include <tutti/plan/calibrate.hpp>  // calibrated
@@ -99,7 +100,7 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
         if (j.tensor == 1 && j.sequence_parallel) { return; }
         if (j.pipeline == 1 && j.schedule != pipelining::one_forward_one_backward) { return; }
         if (j.averaging() == 1 && j.compression > 1) { return; }
-        const comm::two_levels group = on.group_of(j.averaging(), j.tensor);
+        const comm::two_levels group = on.group_of(j.averaging(), j.tensor, 8);
         const bool of_nodes = group.nodes > 1 && group.largest_node > 1 && j.replicas == group.nodes;
         const bool two_levels = group.nodes > 1 && group.largest_node > 1;
         if (j.secondary > 0 && (!two_levels || j.secondary != group.largest_node)) { return; }
@@ -211,6 +212,7 @@ TEST_CASE("the search has what trying everything has, in the same order, and tri
         if (round % 3 == 1) { space.zero_stages = {1}; }
         if (round % 5 == 2) { space.schedules = {pipelining::gpipe, pipelining::zero_bubble_v}; }
         if (round % 7 == 3) { space.kept_scores = true; }
+        if (round % 4 == 2) { space.sequence = {}; }
         std::vector<planned> all;
         double lightest = 0;
         for_each_job(small, on, space, [&](const job& j) {
@@ -314,19 +316,25 @@ TEST_CASE("what changes training is not chosen unless it is allowed") {
 }
 
 TEST_CASE("a thousand billion parameters on 3072 dies of Frontier: tensors in a node, stages over nodes, stage 1") {
-    // Dash et al. 2023, arXiv:2312.12705, recommend TP 4 to 8, deep pipelines and ZeRO-1.
+    // Dash et al. 2023, arXiv:2312.12705, recommend TP 4 to 8, deep pipelines and ZeRO-1; they had no rings.
     const model_shape m = model_named("gpt-1t");
     const search_result found = search(m, frontier, {.ranks = 3072, .sequences = 3072});
-    CHECK(found.layouts > 500);
-    CHECK(found.evaluated < 5000);
+    CHECK(found.layouts > 20000);
+    CHECK(found.evaluated < 500);
     REQUIRE(found.best.size() == 5);
     for (const planned& p : found.best) {
         CHECK(p.how.ranks() == 3072);
-        CHECK(p.how.tensor == 8);
+        CHECK((p.how.tensor == 4 || p.how.tensor == 8));
+        CHECK(p.how.tensor * p.how.sequence == 8);
         CHECK(p.how.pipeline >= 32);
         CHECK(p.how.zero_stage == 1);
         CHECK(p.peak.memory.total() <= 0.9 * frontier.memory_bytes);
     }
+    CHECK(found.best[0].how.sequence == 2);
+    const search_result whole = search(m, frontier, {.ranks = 3072, .sequences = 3072, .sequence = {1}}, 1);
+    CHECK(whole.best.at(0).how.tensor == 8);
+    CHECK(whole.best[0].how.pipeline == 32);
+    CHECK(whole.best[0].seconds() > 1.03 * found.best[0].seconds());
     // The same every time, to the last bit.
     const search_result again = search(m, frontier, {.ranks = 3072, .sequences = 3072});
     for (std::size_t i = 0; i < 5; ++i) {
@@ -342,10 +350,10 @@ TEST_CASE("a thousand billion parameters on 3072 dies of Frontier: tensors in a 
     CHECK(16e12 / 64 / frontier.memory_bytes > 3);
 }
 
-TEST_CASE(
-    "published shapes of 22 and 175 billion parameters: no tensors across nodes, fewer where the model is small") {
+TEST_CASE("published shapes, without rings: no tensors across nodes, fewer where the model is small") {
     const auto best = [](const char* name, const machine& on, int ranks, std::int64_t sequences) {
-        return search(model_named(name), on, {.ranks = ranks, .sequences = sequences}, 1).best.at(0).how;
+        const search_space space{.ranks = ranks, .sequences = sequences, .sequence = {1}};
+        return search(model_named(name), on, space, 1).best.at(0).how;
     };
     CHECK(best("gpt-22b", frontier, 16, 640).tensor == 1);
     CHECK(best("gpt-175b", frontier, 1024, 10240).tensor <= 4);
@@ -443,45 +451,86 @@ TEST_CASE("long contexts are divided over rings, short ones are not") {
     CHECK(far.tensor == 1);
 }
 
-TEST_CASE("rings are tried where computing hides what they send, or where they are asked for, or where nothing fits") {
-    const model_shape m{8, 512, 4, 4096, 1 << 14};
-    machine on = hgx_h100;
-    const auto ranks_tried = [&](const search_space& s) {
-        std::set<int> tried;
-        for_each_job(m, on, s, [&](const job& j) {
-            tried.insert(j.sequence);
-            const bool hidden = static_cast<double>(rank_tokens(m, j)) >= tokens_that_hide(m, j, on);
-            CHECK((j.sequence == 1 || !s.sequence.empty() || hidden));
+TEST_CASE("all that divides is tried, whatever is not asked for: where rings wait, too") {
+    // Sequences, fewer than ranks: rings, though all of them wait.
+    const model_shape few{32, 4096, 32, 32000, 16384};
+    const planned ring = search(few, frontier, {.ranks = 16, .sequences = 1}, 1).best.at(0);
+    CHECK(ring.how.sequence == 8);
+    CHECK(ring.time.sequence > 0.1 * ring.seconds());
+    CHECK(ring.seconds() <
+          0.7 * search(few, frontier, {.ranks = 16, .sequences = 1, .sequence = {1}}, 1).best.at(0).seconds());
+    // Seven layers, one head, one sequence: nothing else divides.
+    CHECK(search({7, 64, 1, 128, 2048}, frontier, {.ranks = 4, .sequences = 1}, 1).best.at(0).how.sequence == 4);
+    // A list of all numbers allows what no list does.
+    const model_shape long_ones{8, 512, 4, 4096, 1 << 15};
+    std::mt19937_64 random(31);
+    std::size_t rings = 0;
+    for (int round = 0; round < 12; ++round) {
+        machine on = some_machine(random);
+        on.memory_bytes = hgx_h100.memory_bytes;
+        search_space space{.ranks = std::vector{8, 24}[static_cast<std::size_t>(round) % 2], .sequences = 24};
+        const search_result all = search(long_ones, on, space, 9);
+        space.tensor = space.pipeline = space.sequence = {1, 2, 3, 4, 6, 8, 12, 24};
+        const search_result listed = search(long_ones, on, space, 9);
+        REQUIRE(all.best.size() == listed.best.size());
+        CHECK(all.layouts == listed.layouts);
+        for (std::size_t i = 0; i < all.best.size(); ++i) {
+            CHECK(key_of(all.best[i].how) == key_of(listed.best[i].how));
+            rings += all.best[i].how.sequence > 1 ? 1U : 0U;
+        }
+    }
+    CHECK(rings >= 5);
+}
+
+TEST_CASE("ranks that share layers or sequences are inside a node each, or on whole nodes") {
+    const model_shape m{36, 6144, 48, 50304, 4096};
+    const auto tried = [&](int ranks, const machine& on) {
+        std::set<std::pair<int, int>> found;
+        for_each_job(m, on, {.ranks = ranks, .sequences = ranks, .schedules = {pipelining::gpipe}}, [&](const job& j) {
+            found.insert({j.tensor, j.sequence});
         });
-        return tried;
+        return found;
     };
-    // Of 16 bytes a token and 8 FLOPs a token^2: 643e12 / 360e9 * 2 = 3571 tokens a rank, 3/4 of it where two share.
-    search_space s{.ranks = 8, .sequences = 8};
-    s.recomputations = {recomputation::selective};
-    CHECK(ranks_tried(s) == std::set{1, 2, 4});
-    s.sequence = {1, 8};
-    CHECK(ranks_tried(s) == std::set{1, 8});
-    s.sequence = {};
-    on.inside.bytes_per_second /= 4;
-    CHECK(ranks_tried(s) == std::set{1});
-    s.recomputations = {recomputation::none};  // fewer FLOPs
-    on.inside.bytes_per_second *= 3;
-    CHECK(ranks_tried(s) == std::set{1, 2});
-    // Memory for two of the eight parts alone: nothing hides, and yet it is divided.
-    on = hgx_h100;
-    on.inside.bytes_per_second = 1e9;
-    s.tensor = {1};
-    s.pipeline = {1};
-    s.recomputations = {recomputation::selective};
-    s.sequences = 4;
-    s.ranks = 4;
-    on.memory_bytes =
-        1.2 * peak_of(m, {.sequence = 4, .zero_stage = 3, .recompute = recomputation::selective}).memory.total();
-    const search_result found = search(m, on, s);
-    REQUIRE(!found.best.empty());
-    CHECK(found.best[0].how.sequence == 4);
-    s.sequence = {1, 2};
-    CHECK(search(m, on, s).best.empty());
+    for (const auto& [t, q] : tried(96, hgx_h100)) {
+        CHECK((8 % t == 0 || t % 8 == 0));
+        CHECK((8 % (t * q) == 0 || t * q % 8 == 0));
+    }
+    const auto many = tried(96, hgx_h100);
+    for (const auto& even : {std::pair{8, 3}, {1, 24}, {24, 2}, {2, 12}}) { CHECK(many.contains(even)); }
+    for (const auto& uneven : {std::pair{6, 1}, {3, 1}, {1, 12}, {4, 3}, {3, 8}, {12, 4}}) {
+        CHECK_FALSE(many.contains(uneven));
+    }
+    // On one node six are as good as four, and of six ranks, or of twelve, a node has groups of three.
+    CHECK(tried(6, hgx_h100).contains({3, 2}));
+    machine twelve = hgx_h100;
+    twelve.ranks_per_node = 12;
+    CHECK(tried(48, twelve).contains({6, 2}));
+    CHECK_FALSE(tried(48, twelve).contains({8, 1}));
+    CHECK_THROWS_WITH_AS(
+        static_cast<void>(search(m, hgx_h100, {.ranks = 96, .sequences = 16, .tensor = {6}})),
+        "plan: no layout divides 96 ranks, 36 layers, 48 heads, 50304 words and 16 sequences, with tensor ranks of 6, "
+        "evenly over nodes of 8",
+        usage_error);
+    // The best one's neighbors that lie unevenly say so.
+    const search_space space{.ranks = 96, .sequences = 96, .pipeline = {3}};
+    const planned best{
+        {.tensor = 4, .pipeline = 3, .data = 4, .sequence = 2, .micro_batches = 24}, {.products = 1}, {}};
+    const std::string why = text_of(alternatives(m, hgx_h100, space, best), space);
+    CAPTURE(why);
+    for (const char* const line :
+         {"tensor             2 ",
+          "tensor             3                 groups of 3 ranks lie unevenly on nodes of 8\n",
+          "tensor             6                 groups of 6 ranks lie unevenly on nodes of 8\n",
+          "tensor             8 ", "sequence           1 ",
+          "sequence           3                 groups of 12 ranks lie unevenly on nodes of 8\n",
+          "sequence           4 "}) {
+        CHECK(why.find(line) != std::string::npos);
+    }
+    const planned rings{
+        {.tensor = 2, .pipeline = 3, .data = 4, .sequence = 4, .micro_batches = 24}, {.products = 1}, {}};
+    CHECK(
+        text_of(alternatives(m, hgx_h100, space, rings), space).find("groups of 6 ranks lie unevenly on nodes of 8") !=
+        std::string::npos);
 }
 
 TEST_CASE("no job takes less than its layout is said to, nor has a rank less than two tokens of a sequence") {
@@ -491,9 +540,17 @@ TEST_CASE("no job takes less than its layout is said to, nor has a rank less tha
     for_each_job(wide, hgx_h100, space, [&](const job& j) {
         job layout = j;
         layout.chunks = 1;
-        const double least = plan::detail::least_seconds(wide, hgx_h100, space, layout);
-        const double working = time_of_step(wide, j, hgx_h100).working();
+        const auto bound = plan::detail::least_working(wide, hgx_h100, space, layout);
+        const step_time t = time_of_step(wide, j, hgx_h100);
+        const double least = bound.step.working(), working = t.working();
         if (least > working) { CHECK(least <= working); }
+        // Nor than its division is, of which it has one of several micro-batches.
+        layout.micro_batch *= layout.micro_batches;
+        layout.micro_batches = 1;
+        const double of_division = plan::detail::least_working(wide, hgx_h100, space, layout).step.working();
+        if ((1 - 1e-9) * of_division > least) { CHECK((1 - 1e-9) * of_division <= least); }
+        const double waiting = plan::detail::bubble_share(j) * bound.micro_batch;
+        if (waiting != t.bubble) { CHECK(waiting == t.bubble); }
         both_ends += j.copies() == 2 && least == working ? 1U : 0U;
         shared += j.sequence == 2 ? 1U : 0U;
         if (j.sequence == 4) { CHECK(j.sequence <= 3); }
@@ -539,22 +596,23 @@ TEST_CASE("a choice is explained in words and numbers") {
     const std::string table = text_of(m, frontier, best);
     CHECK(table.starts_with("tp "));
     CHECK(std::count(table.begin(), table.end(), '\n') == 4);
-    CHECK(table.find("8+rows") != std::string::npos);
+    CHECK(table.find("4+rows") != std::string::npos);
     CHECK(table.find("zero<1>") != std::string::npos);
     const std::string why = text_of(alternatives(m, frontier, space, best[0]), space);
     CHECK(why.find("does not fit: ") != std::string::npos);
-    // The values next to the best one's tensor 8 and pipeline 32.
-    REQUIRE(best[0].how.pipeline == 32);
-    for (const char* const line :
-         {"tensor             4 ", "tensor             16 ", "pipeline           16 ", "pipeline           64 "}) {
+    // The values next to the best one's tensor 4, pipeline 64 and sequence 2.
+    REQUIRE(best[0].how.pipeline == 64);
+    for (const char* const line : {"tensor             2 ", "tensor             8 ", "pipeline           32 ",
+                                   "pipeline           128 ", "sequence           1 ",
+                                   "sequence           3                          groups of 12 ranks lie unevenly on "
+                                   "nodes of 8\n",
+                                   "sequence           4 "}) {
         CAPTURE(line);
         CHECK(why.find(line) != std::string::npos);
     }
-    CHECK(why.find("pipeline           1 ") == std::string::npos);
-    CHECK(
-        why.find("sequence           2                not tried: 1024 tokens of a rank hide no ring; 15102 would\n") !=
-        std::string::npos);
-    CHECK(why.find("schedule           dual_pipe        does not fit: ") != std::string::npos);
+    CHECK(why.find("pipeline           16 ") == std::string::npos);
+    CHECK(why.find("sequence           6 ") == std::string::npos);
+    CHECK(why.find("schedule           dual_pipe                  does not fit: ") != std::string::npos);
     const planned odd{{.tensor = 2, .pipeline = 4, .data = 8, .sequence = 16}, {.products = 1}, {}};
     const std::string columns = text_of(m, frontier, std::span(&odd, 1));
     CHECK(columns.starts_with("tp  pp  dp  sp  micro "));
@@ -568,7 +626,7 @@ TEST_CASE("a choice is explained in words and numbers") {
     CHECK(svg.find("a &lt; b &amp; c") != std::string::npos);
     CHECK(svg.find("zero&lt;1&gt;") != std::string::npos);
     CHECK(svg.find("57.6 GiB may be used") != std::string::npos);
-    CHECK(svg.find("tp 8+rows · pp 32 · dp 12 · sp 1 · 256 x 1") != std::string::npos);
+    CHECK(svg.find("tp 4+rows · pp 64 · dp 6 · sp 2 · 512 x 1") != std::string::npos);
     CHECK(svg.find(">rings</text>") != std::string::npos);
     CHECK(strategy_of({.sequence = 4}) == "data_parallel");
     CHECK(strategy_of({.data = 2, .sequence = 4, .zero_stage = 1, .replicas = 2, .tau = 4}) ==
@@ -651,8 +709,9 @@ TEST_CASE("a machine that lacks a figure is refused, rather than taken for one t
 TEST_CASE("a space that makes no sense, or in which nothing divides, is refused") {
     const auto of = [&](const search_space& s) { static_cast<void>(search(small, hgx_h100, s)); };
     CHECK_THROWS_WITH_AS(of({.ranks = 0}), "plan: 0 ranks and 1 sequences a step; both must be positive", usage_error);
-    CHECK_THROWS_WITH_AS(of({.ranks = 7, .sequences = 16}),
-                         "plan: no layout divides 7 ranks, 8 layers, 4 heads, 4096 words and 16 sequences",
+    CHECK_THROWS_WITH_AS(of({.ranks = 7, .sequences = 16, .sequence = {1}}),
+                         "plan: no layout divides 7 ranks, 8 layers, 4 heads, 4096 words and 16 sequences, with "
+                         "sequence ranks of 1",
                          usage_error);
     CHECK_THROWS_WITH_AS(
         of({.ranks = 8, .sequences = 16, .tensor = {3, 5}, .micro_batches = {32}}),

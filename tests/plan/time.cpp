@@ -6,6 +6,7 @@
 #include <cmath>      // fabs
 #include <cstddef>    // size_t
 #include <cstdint>    // counts
+#include <set>        // nodes
 #include <span>       // first rows
 #include <vector>     // rows
 
@@ -309,14 +310,14 @@ TEST_CASE("two copies of the model: heads at both ends, sums of copies, and grad
     // Eight layers, the words, positions and the last norm on each end; twice what 1F1B has, but for one table.
     const double parameters = 8 * (12.0 * 1024 * 1024 + 13 * 1024) + (50304 + 1024) * 1024 + 2 * 1024;
     const auto sum = comm::time_of(comm::collective::all_reduce, 2 * parameters, 2, on.link_of(4, 8)).seconds();
-    const auto each = comm::time_of(comm::collective::all_reduce, 2 * parameters / 8, on.group_of(8, 1)).seconds();
+    const auto each = comm::time_of(comm::collective::all_reduce, 2 * parameters / 8, on.group_of(8, 1, 8)).seconds();
     CHECK(b.data == doctest::Approx(sum + 8 * each).epsilon(1e-12));
     CHECK(b.hidden == doctest::Approx(0).epsilon(1e-12));
     CHECK(b.updates == doctest::Approx(30 * parameters / (on.memory_bandwidth * on.memory_efficiency)).epsilon(1e-12));
     two.zero_stage = 1;  // reduced without cover, gathered beside the next step's first forward
     const double micro_batch = (b.products - 8 * head + b.memory) / 16;
     const auto part = [&](comm::collective kind) {
-        return comm::time_of(kind, 2 * parameters / 8, on.group_of(8, 1)).seconds();
+        return comm::time_of(kind, 2 * parameters / 8, on.group_of(8, 1, 8)).seconds();
     };
     const double reduce = part(comm::collective::reduce_scatter), gather = part(comm::collective::all_gather);
     CHECK(time_of_step(m, two, on).data ==
@@ -438,7 +439,7 @@ TEST_CASE("rings between nodes: over the NICs of all of their ranks there, as fa
           time_of_rings(m, {.tensor = 4, .sequence = 4}, hgx_h100, 1e-3));
 }
 
-TEST_CASE("tokens that hide a ring: from there on nothing waits, below it does") {
+TEST_CASE("a ring waits for transfers where ranks have fewer tokens than hide them, and not from there on") {
     machine on = hgx_h100;
     on.inside.latency_seconds = on.launch_seconds = 0;
     on.memory_bandwidth = 1e30;  // steps take nothing
@@ -450,7 +451,6 @@ TEST_CASE("tokens that hide a ring: from there on nothing waits, below it does")
         const double worth = r == recomputation::none ? 3 : r == recomputation::selective ? 4 : 5;
         const double expected =
             bytes * on.flops * on.product_efficiency / (2 * worth) / (on.inside.bytes_per_second * on.link_efficiency);
-        CHECK(tokens_that_hide({2, 512, 4, 4096, 4096}, j, on) == doctest::Approx(expected).epsilon(1e-12));
         const auto waits = [&](double tokens) {
             const model_shape m{1, 512, 4, 4096, 4 * static_cast<std::int64_t>(tokens)};
             return time_of_step(m, j, on).sequence;
@@ -497,13 +497,65 @@ TEST_CASE("ranks of a group: on how many nodes, and what share of links they get
         CHECK(g.inside.latency_seconds == on.inside.latency_seconds);
         CHECK(g.between.latency_seconds == on.between.latency_seconds);
     };
-    expect(on.group_of(8, 1), 8, 1, 8, 8);
-    expect(on.group_of(20, 1), 20, 3, 8, 4);
-    expect(on.group_of(6, 2), 6, 2, 4, 2);
-    expect(on.group_of(3, 16), 3, 3, 1, 1);
+    expect(on.group_of(8, 1, 8), 8, 1, 8, 8);
+    expect(on.group_of(20, 1, 20), 20, 3, 8, 4);
+    expect(on.group_of(6, 2, 12), 6, 2, 4, 2);
+    expect(on.group_of(3, 16, 48), 3, 3, 1, 1);
+    // Of groups side by side some are on two nodes: {6, 7, 8}; {6 to 11}; {6, 8, 10}; not where all are on one.
+    expect(on.group_of(3, 1, 24), 3, 2, 2, 1);
+    expect(on.group_of(6, 1, 12), 6, 2, 4, 2);
+    expect(on.group_of(3, 2, 12), 3, 2, 2, 1);
+    expect(on.group_of(3, 1, 6), 3, 1, 3, 3);
+    expect(on.group_of(4, 1, 12), 4, 1, 4, 4);
+    expect(on.group_of(1, 3, 24), 1, 1, 1, 1);
     CHECK(on.link_of(8, 1).bytes_per_second == 225e9);
     CHECK(on.link_of(2, 4).bytes_per_second == 225e9);
     CHECK(on.link_of(3, 4).bytes_per_second == 25e9);
+}
+
+TEST_CASE("groups are priced as inside a node if and only if each of them is") {
+    machine on = hgx_h100;
+    int inside = 0, even = 0;
+    for (on.ranks_per_node = 1; on.ranks_per_node <= 12; ++on.ranks_per_node) {
+        for (int stride = 1; stride <= 4; ++stride) {
+            for (int count = 2; count <= 8; ++count) {
+                for (const int groups : {1, 3, 12}) {
+                    const int adjacent = count * stride, ranks = adjacent * groups;
+                    std::set<int> nodes_of_groups;
+                    bool alike = true;  // all inside one node, or all of whole nodes
+                    for (int first = 0; first < ranks; first += adjacent) {
+                        const int begin = first / on.ranks_per_node, end = (first + adjacent - 1) / on.ranks_per_node;
+                        const bool whole = first % on.ranks_per_node == 0 && adjacent % on.ranks_per_node == 0;
+                        alike = alike && (begin == end || whole);
+                        for (int at = first; at < first + stride; ++at) {
+                            const int last = at + (count - 1) * stride;
+                            nodes_of_groups.insert(1 + last / on.ranks_per_node - at / on.ranks_per_node);
+                        }
+                    }
+                    const comm::two_levels g = on.group_of(count, stride, ranks);
+                    CHECK((g.nodes == 1) == (nodes_of_groups == std::set{1}));
+                    CHECK(g.largest_node + (g.nodes - 2) * g.largest_node + g.smallest_node == count);
+                    CHECK(on.lies_evenly(adjacent, ranks) == alike);
+                    inside += g.nodes == 1 ? 1 : 0;
+                    even += alike ? 1 : 0;
+                }
+            }
+        }
+    }
+    CHECK(inside > 100);
+    CHECK(even > inside);
+    // Layers on three ranks, and rings of three: at NVLink's speed where all groups are inside nodes.
+    const model_shape m{36, 6144, 48, 50304, 4096};
+    const auto seconds = [&](int groups, int places) {
+        on.ranks_per_node = places;
+        return time_of_step(m, {.tensor = 3, .data = groups}, on).tensor;
+    };
+    CHECK(seconds(1, 8) == seconds(8, 3));
+    CHECK(seconds(2, 8) == seconds(1, 8));
+    CHECK(seconds(8, 8) > 3 * seconds(1, 8));
+    on = hgx_h100;
+    CHECK(time_of_rings(m, {.data = 8, .sequence = 3}, on, 1e-5) >
+          2 * time_of_rings(m, {.data = 2, .sequence = 3}, on, 1e-5));
 }
 
 TEST_CASE("FLOPs of the model and of the hardware") {
@@ -556,7 +608,7 @@ TEST_CASE("a forward is a third of a micro-batch's passes, and a quarter where i
         // ZeRO-1: gradients of 12 layers beside backward, their values beside the forward of the next step.
         const double bytes = 2.0 * static_cast<double>(m.parameters()) / 12;
         const auto each = [&](comm::collective kind) {
-            return comm::time_of(kind, bytes, on.group_of(8, 1)).seconds();
+            return comm::time_of(kind, bytes, on.group_of(8, 1, 8)).seconds();
         };
         const auto waited = [](double one, double beside) { return std::max(one, 12 * one - beside * 11 / 12); };
         const double reduce = each(comm::collective::reduce_scatter), gather = each(comm::collective::all_gather);
@@ -728,7 +780,8 @@ TEST_CASE("products, collectives and steps that were measured give back the mach
     CHECK(calibrated(blank, std::span(steep)).launch_seconds == 0);
     std::vector<measured_collective> collectives;
     for (const int ranks : {2, 8, 16}) {
-        const auto seconds = comm::time_of(comm::collective::all_reduce, 1e8, truth.group_of(ranks, 1)).seconds();
+        const auto seconds =
+            comm::time_of(comm::collective::all_reduce, 1e8, truth.group_of(ranks, 1, ranks)).seconds();
         collectives.push_back({comm::collective::all_reduce, ranks, 1, 1e8, seconds});
     }
     CHECK(calibrated(blank, std::span<const measured_collective>(collectives)).link_efficiency == 0.62);

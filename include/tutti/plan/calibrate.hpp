@@ -6,6 +6,7 @@
 #include <array>      // efficiencies
 #include <cmath>      // isfinite
 #include <cstddef>    // size_t
+#include <cstdint>    // ranks
 #include <span>       // measurements
 #include <vector>     // products
 
@@ -154,8 +155,9 @@ struct measured_collective {
             if (!(c.seconds > 0) || !std::isfinite(c.seconds) || c.ranks < 2 || c.stride < 1) {
                 throw usage_error(formatted("plan: a collective of {} ranks in {} s", c.ranks, c.seconds));
             }
+            const std::int64_t alone = std::int64_t{c.ranks} * c.stride;
             const double error =
-                comm::time_of(c.kind, c.bytes, on.group_of(c.ranks, c.stride)).seconds() / c.seconds - 1;
+                comm::time_of(c.kind, c.bytes, on.group_of(c.ranks, c.stride, alone)).seconds() / c.seconds - 1;
             sum += error * error;
         }
         if (least < 0 || sum < least) {

@@ -102,8 +102,8 @@ struct coded_time {
     const int shards = j.shards();
     const auto all = static_cast<double>(parameters);
     const double owned = j.zero_stage > 0 ? static_cast<double>((parameters + shards - 1) / shards) : all;
-    const comm::two_levels inside = on.group_of(shards, j.tensor);
-    const comm::two_levels across = on.group_of(j.replicas, j.tensor * shards);
+    const comm::two_levels inside = on.group_of(shards, j.tensor, j.ranks());
+    const comm::two_levels across = on.group_of(j.replicas, j.tensor * shards, j.ranks());
     const double bytes = 2 * all / count;  // of a message
     const double ratio = j.tau > 0 ? 1 : j.compression;
     const auto each = [&](comm::collective kind) { return detail::coded(kind, bytes, 2, inside, ratio, memory_rate); };
@@ -136,9 +136,9 @@ struct coded_time {
             beside(gather, passes.forward);
         } else {
             const detail::coded_time again =
-                j.secondary == 0
-                    ? gather
-                    : detail::coded(all_gather, bytes, 2, on.group_of(j.secondary, j.tensor), 1, memory_rate);
+                j.secondary == 0 ? gather
+                                 : detail::coded(all_gather, bytes, 2, on.group_of(j.secondary, j.tensor, j.ranks()), 1,
+                                                 memory_rate);
             out.sent = count * (k * (gather.sent + again.sent + reduce.sent) + over_replicas.sent);
             out.exposed = gather.sent + last.sent + k * std::max(0.0, count * gather.sent - passes.forward) +
                           (k - 1) * std::max(0.0, count * (again.sent + reduce.sent) - passes.backward) +

@@ -2,8 +2,7 @@
 // Needs plan/search. Tables of both: plan/tables.
 #pragma once
 
-#include <algorithm>    // upper_bound, lower_bound
-#include <cmath>        // ceil
+#include <algorithm>    // upper_bound, lower_bound, sort
 #include <cstddef>      // size_t
 #include <cstdint>      // counts
 #include <numeric>      // gcd
@@ -19,7 +18,7 @@
 #include <tutti/plan/model.hpp>    // job
 #include <tutti/plan/search.hpp>   // planned
 #include <tutti/plan/space.hpp>    // search_space
-#include <tutti/plan/time.hpp>     // tokens_that_hide
+#include <tutti/plan/time.hpp>     // time_of_step
 
 namespace tutti::plan {
 
@@ -111,7 +110,8 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
 /// and micro-batches that follow.
 ///
 /// Semantics  `best` is the first of search's results over the same space. Values that the space does not have are left
-///            out; what does not divide says so. Dimensions that the space does not search are not listed: see `text_of`.
+///            out; what does not divide, or would lie unevenly on nodes, says so. Dimensions that the space does not
+///            search are not listed: see `text_of`.
 /// Cost       some twenty evaluations.
 [[nodiscard]] inline std::vector<alternative> alternatives(const model_shape& m, const machine& on,
                                                            const search_space& s, const planned& best) {
@@ -134,6 +134,15 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
     };
     // With other ranks or micro-batches: data ranks follow, and replicas are as before ranks or nodes.
     const auto moved = [&](std::string_view dimension, std::int64_t value, job j) {
+        for (const int together : {j.tensor, j.tensor * j.sequence}) {
+            if (on.lies_evenly(together, s.ranks)) { continue; }
+            out.push_back({std::string(dimension),
+                           formatted("{}", value),
+                           formatted("groups of {} ranks lie unevenly on nodes of {}", together, on.ranks_per_node),
+                           false,
+                           {}});
+            return;
+        }
         const int model_ranks = j.tensor * j.pipeline * j.sequence;  // and of whole sequences
         const std::int64_t data = s.ranks / model_ranks;
         if (s.ranks % model_ranks != 0 || s.sequences % (data * j.micro_batch) != 0) {
@@ -148,7 +157,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         }
         j.data = static_cast<int>(data);
         j.micro_batches = s.sequences / data / j.micro_batch;
-        const comm::two_levels group = on.group_of(j.averaging(), j.tensor);
+        const comm::two_levels group = on.group_of(j.averaging(), j.tensor, j.ranks());
         if (best.how.secondary > 0) { j.secondary = group.largest_node; }
         if (best.how.replicas > 1) { j.replicas = best.how.replicas == best.how.data ? j.data : group.nodes; }
         if (j.pipeline == 1) {
@@ -159,7 +168,17 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         look(dimension, formatted("{}", value), j);
     };
     const job& b = best.how;
-    for (const int t : detail::next_to(detail::tensor_ranks(m, s), b.tensor)) {
+    // The values next to `at`, and, where those lie unevenly, the next that do not: each is `times` as many ranks.
+    const auto near = [&](std::vector<int> values, int at, int times) {
+        std::vector<int> chosen = detail::next_to(values, at);
+        std::erase_if(values, [&](int v) { return !on.lies_evenly(std::int64_t{v} * times, s.ranks); });
+        for (const int v : detail::next_to(values, at)) {
+            if (!detail::has(chosen, v)) { chosen.push_back(v); }
+        }
+        std::sort(chosen.begin(), chosen.end());
+        return chosen;
+    };
+    for (const int t : near(detail::tensor_ranks(m, s), b.tensor, b.sequence)) {
         job j = b;
         j.tensor = t;
         j.sequence_parallel = b.tensor == 1 || b.sequence_parallel;
@@ -171,19 +190,10 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         j.pipeline = p;
         moved("pipeline", p, j);
     }
-    for (const int q : detail::next_to(detail::sequence_ranks(m, s, s.ranks), b.sequence)) {
+    for (const int q : near(detail::sequence_ranks(m, s, s.ranks), b.sequence, b.tensor)) {
         job j = b;
         j.sequence = q;
-        if (!s.sequence.empty() || detail::rings_hide(m, j, on)) {
-            moved("sequence", q, j);
-            continue;
-        }
-        out.push_back({"sequence",
-                       formatted("{}", q),
-                       formatted("not tried: {} tokens of a rank hide no ring; {:.0f} would", rank_tokens(m, j),
-                                 std::ceil(tokens_that_hide(m, j, on))),
-                       false,
-                       {}});
+        moved("sequence", q, j);
     }
     for (const std::int64_t micro :
          detail::next_to(detail::dividing(s.micro_batches, s.sequences / b.data), b.micro_batch)) {

@@ -5,7 +5,7 @@
 #include <algorithm>    // min, max
 #include <cmath>        // isfinite
 #include <cstddef>      // size_t
-#include <cstdint>      // size of an enumeration
+#include <cstdint>      // ranks, size of an enumeration
 #include <string_view>  // names
 #include <utility>      // pair
 
@@ -70,9 +70,19 @@ struct machine {
         l.bytes_per_second *= link_efficiency;
         return l;
     }
-    /// The network of `count` ranks, one every `stride`, from the first of a node on: what collectives among them cost.
-    [[nodiscard]] constexpr comm::two_levels group_of(int count, int stride) const noexcept {
-        const int in_node = std::max(1, std::min(count, ranks_per_node / stride));
+    /// Do groups of so many adjacent ranks, side by side from rank 0 on, lie alike: each inside a node, or on whole ones?
+    [[nodiscard]] constexpr bool lies_evenly(std::int64_t adjacent, std::int64_t ranks) const noexcept {
+        return ranks <= ranks_per_node || adjacent % ranks_per_node == 0 || ranks_per_node % adjacent == 0;
+    }
+    /// The network of `count` ranks, one every `stride`, from the first of a node on: what collectives among them cost. Of
+    /// the groups of a job of `ranks`, some of which are inside a node and some are not, it is that of one that is not.
+    [[nodiscard]] constexpr comm::two_levels group_of(int count, int stride, std::int64_t ranks) const noexcept {
+        const std::int64_t adjacent = std::int64_t{count} * stride;
+        int in_node = std::max(1, std::min(count, ranks_per_node / stride));
+        if (count > 1 && adjacent <= ranks_per_node && !lies_evenly(adjacent, ranks)) {
+            const int before = std::max(1, static_cast<int>(ranks_per_node % adjacent) / stride);  // the node's end
+            in_node = std::max(before, count - before);
+        }
         const int nodes = (count + in_node - 1) / in_node;
         comm::two_levels g{count, nodes, in_node, count - in_node * (nodes - 1), 1, inside, between};
         g.inside.bytes_per_second *= link_efficiency;

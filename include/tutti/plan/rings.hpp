@@ -23,7 +23,7 @@ namespace tutti::plan {
 ///            the features of its tokens 25 times and launches 22 kernels, a third more where forward is repeated.
 /// Source     the step: fitted to rings of two H200s, bench/results/sequence_calibration_2.json, within 3 %.
 [[nodiscard]] inline sequence::transfer_cost ring_transfers(const model_shape& m, const job& j, const machine& on) {
-    const comm::two_levels ring = on.group_of(j.sequence, j.tensor);
+    const comm::two_levels ring = on.group_of(j.sequence, j.tensor, j.ranks());
     comm::link inside = ring.inside;
     comm::link between = ring.between;
     if (const double nics = ring.largest_node; nics > 1) {
@@ -51,7 +51,8 @@ namespace tutti::plan {
 ///            sequences of a micro-batch go around at once.
 [[nodiscard]] inline double time_of_rings(const model_shape& m, const job& j, const machine& on, double whole) {
     if (j.sequence == 1) { return 0; }
-    const auto where = on.group_of(j.sequence, j.tensor).nodes == 1 ? sequence::zone::node : sequence::zone::world;
+    const auto where =
+        on.group_of(j.sequence, j.tensor, j.ranks()).nodes == 1 ? sequence::zone::node : sequence::zone::world;
     const sequence::rank_time t =
         sequence::time_of_even_rings(j.sequence, where, whole / 2, m.sequence, j.micro_batch, ring_transfers(m, j, on));
     return t.waiting + t.steps;

@@ -42,35 +42,41 @@ struct planned {
 
 namespace detail {
 
-// Are transfers of rings hidden, or are there none?
-[[nodiscard]] inline bool rings_hide(const model_shape& m, const job& j, const machine& on) {
-    return j.sequence == 1 || static_cast<double>(rank_tokens(m, j)) >= tokens_that_hide(m, j, on);
-}
-// Jobs that differ in what a micro-batch takes on a rank: f(job).
-template <class F> void for_each_layout(const model_shape& m, const machine& on, const search_space& s, F f) {
+// Jobs that differ in how a model is divided and in what a layer computes, each with the largest micro-batch that it can
+// have: f(job, sizes of all, ascending).
+template <class F> void for_each_division(const model_shape& m, const machine& on, const search_space& s, F f) {
     const int lowest = *std::min_element(s.zero_stages.begin(), s.zero_stages.end());
     for (const int t : tensor_ranks(m, s)) {
+        if (!on.lies_evenly(t, s.ranks)) { continue; }
         for (const int p : dividing(s.pipeline, std::gcd(static_cast<int>(m.layers), s.ranks / t))) {
             if (!can_run({.pipeline = p, .zero_stage = lowest})) { continue; }
             for (const int q : sequence_ranks(m, s, s.ranks / t / p)) {
                 const int d = s.ranks / t / p / q;
-                if (s.sequences % d != 0) { continue; }
+                if (s.sequences % d != 0 || !on.lies_evenly(t * q, s.ranks)) { continue; }
+                const std::vector<std::int64_t> sizes = dividing(s.micro_batches, s.sequences / d);
+                if (sizes.empty()) { continue; }
                 for (const recomputation r : s.recomputations) {
-                    job j{.tensor = t, .pipeline = p, .data = d, .sequence = q};
-                    j.recompute = r;
-                    if (s.sequence.empty() && !rings_hide(m, j, on)) { continue; }
-                    for (const std::int64_t b : dividing(s.micro_batches, s.sequences / d)) {
-                        for (const bool cut_rows : {false, true}) {
-                            if (cut_rows && t == 1) { continue; }
-                            j.sequence_parallel = cut_rows;
-                            j.micro_batch = b;
-                            j.micro_batches = s.sequences / d / b;
-                            f(j);
-                        }
+                    for (const bool cut_rows : {false, true}) {
+                        if (cut_rows && t == 1) { continue; }
+                        job j{.tensor = t, .pipeline = p, .data = d, .sequence = q};
+                        j.sequence_parallel = cut_rows;
+                        j.recompute = r;
+                        j.micro_batch = sizes.back();
+                        j.micro_batches = s.sequences / d / sizes.back();
+                        f(j, sizes);
                     }
                 }
             }
         }
+    }
+}
+// The layouts of a division, which differ in their micro-batches: f(job).
+template <class F>
+void for_each_layout(const search_space& s, job division, const std::vector<std::int64_t>& sizes, F f) {
+    for (const std::int64_t b : sizes) {
+        division.micro_batch = b;
+        division.micro_batches = s.sequences / division.data / b;
+        f(division);
     }
 }
 // Whether a layout can have the schedule that it names, but for chunks.
@@ -97,17 +103,17 @@ template <class F> void for_each_schedule(const model_shape& m, const search_spa
         }
     }
 }
-// What no schedule of a layout takes less than, in seconds.
-[[nodiscard]] inline double least_seconds(const model_shape& m, const machine& on, const search_space& s, job j) {
+// What every schedule of a layout works at least.
+[[nodiscard]] inline working_time least_working(const model_shape& m, const machine& on, const search_space& s, job j) {
     j.schedule = pipelining::dual_pipe;  // each end has the head for half of the micro-batches
-    if (!has(s.schedules, j.schedule) || !can_be_scheduled(m, j)) { j.schedule = job{}.schedule; }
-    return time_of_step(m, j, on, s.kept_scores).working();
+    if (!has(s.schedules, j.schedule) || j.pipeline % 2 != 0) { j.schedule = job{}.schedule; }
+    return time_of_working(m, j, on, s.kept_scores);
 }
 // What data ranks may do. A replica is a rank with those that share its sequences, or those of a node; where nothing is
 // shared stages are the same.
 template <class F> void for_each_exchange(const search_space& s, const machine& on, job j, F f) {
     const int lowest = *std::min_element(s.zero_stages.begin(), s.zero_stages.end());
-    const comm::two_levels group = on.group_of(j.averaging(), j.tensor);
+    const comm::two_levels group = on.group_of(j.averaging(), j.tensor, j.ranks());
     const bool has_nodes = group.nodes > 1 && group.largest_node > 1 && group.largest_node == group.smallest_node;
     const auto compressed = [&](job k) {
         f(k);
@@ -155,9 +161,11 @@ template <class F> void for_each_exchange(const search_space& s, const machine& 
 template <class F> void for_each_job(const model_shape& m, const machine& on, const search_space& s, F f) {
     validate(on);
     detail::validate(s);
-    detail::for_each_layout(m, on, s, [&](const job& layout) {
-        detail::for_each_schedule(m, s, layout,
-                                  [&](const job& scheduled) { detail::for_each_exchange(s, on, scheduled, f); });
+    detail::for_each_division(m, on, s, [&](const job& division, const std::vector<std::int64_t>& sizes) {
+        detail::for_each_layout(s, division, sizes, [&](const job& layout) {
+            detail::for_each_schedule(m, s, layout,
+                                      [&](const job& scheduled) { detail::for_each_exchange(s, on, scheduled, f); });
+        });
     });
 }
 
@@ -171,10 +179,11 @@ struct search_result {
 /// The `count` fastest jobs that fit.
 ///
 /// Semantics    the job with the least `precedes` first. What is cut off: layouts whose products, memory, tensor
-///              collectives and rings alone take longer than the last of `count` jobs that were found, schedules for
-///              which this holds with their bubble, and those that would not fit if all ranks that have the same states
-///              shared as much as can_run lets them. No term of a time or of a memory is below 0, and sums of floats are
-///              monotone, so no result is lost.
+///              collectives and rings alone take longer than the last of `count` jobs that were found, all of a division
+///              where this holds of its largest micro-batch, schedules for which it holds with their bubble, and those
+///              that would not fit if all ranks that have the same states shared as much as can_run lets them. No term
+///              of a time or of a memory is below 0, sums of floats are monotone, and a micro-batch of twice the
+///              sequences works no longer than two, since what each takes by itself is taken once: no result is lost.
 /// Determinism  of the arguments alone; no two jobs are of the same rank.
 /// Cost         well below a second for 3072 ranks and 10^12 parameters.
 /// Errors       usage_error for a machine or space that makes no sense, or in which no number divides.
@@ -183,60 +192,64 @@ struct search_result {
     validate(on);
     detail::validate(s);
     struct bounded {
-        job layout;
+        job division;
+        std::vector<std::int64_t> sizes;
         double seconds;
     };
-    std::vector<bounded> layouts;
-    detail::for_each_layout(m, on, s, [&](const job& j) {
-        layouts.push_back({j, detail::least_seconds(m, on, s, j)});
-    });
-    if (layouts.empty()) {
-        throw usage_error(formatted("plan: no layout divides {} ranks, {} layers, {} heads, {} words and {} "
-                                    "sequences{}",
-                                    s.ranks, m.layers, m.heads, m.vocabulary, s.sequences,
-                                    detail::allowed(s.tensor, "with tensor ranks") +
-                                        detail::allowed(s.pipeline, "with stages") +
-                                        detail::allowed(s.sequence, "with sequence ranks") +
-                                        detail::allowed(s.micro_batches, "with micro-batches") +
-                                        (detail::has(s.zero_stages, 0) || detail::has(s.zero_stages, 1)
-                                             ? ""
-                                             : ", with ZeRO stages that take no pipeline")));
-    }
-    std::stable_sort(layouts.begin(), layouts.end(),
-                     [](const bounded& a, const bounded& b) { return a.seconds < b.seconds; });
+    std::vector<bounded> divisions;
     search_result out;
-    out.layouts = layouts.size();
+    detail::for_each_division(m, on, s, [&](const job& j, const std::vector<std::int64_t>& sizes) {
+        validate(m, j);
+        constexpr double rounded = 1e-9;  // sums of smaller micro-batches are less by far less than that
+        divisions.push_back({j, sizes, (1 - rounded) * detail::least_working(m, on, s, j).step.working()});
+        out.layouts += sizes.size();
+    });
+    if (divisions.empty()) {
+        throw usage_error(formatted(
+            "plan: no layout divides {} ranks, {} layers, {} heads, {} words and {} "
+            "sequences{}",
+            s.ranks, m.layers, m.heads, m.vocabulary, s.sequences,
+            detail::allowed(s.tensor, "with tensor ranks") + detail::allowed(s.pipeline, "with stages") +
+                detail::allowed(s.sequence, "with sequence ranks") +
+                detail::allowed(s.micro_batches, "with micro-batches") +
+                (detail::has(s.zero_stages, 0) || detail::has(s.zero_stages, 1)
+                     ? ""
+                     : ", with ZeRO stages that take no pipeline") +
+                (s.ranks <= on.ranks_per_node ? "" : formatted(", evenly over nodes of {}", on.ranks_per_node))));
+    }
+    std::stable_sort(divisions.begin(), divisions.end(),
+                     [](const bounded& a, const bounded& b) { return a.seconds < b.seconds; });
     const double limit = usable_bytes(on, s.margin);
     const int most_shared = *std::max_element(s.zero_stages.begin(), s.zero_stages.end());
     const auto too_slow = [&](double seconds) {
         return out.best.size() == count && seconds > out.best.back().seconds();
     };
-    for (const bounded& b : layouts) {
-        if (count == 0 || too_slow(b.seconds)) { break; }
-        detail::for_each_schedule(m, s, b.layout, [&](job scheduled) {
+    const auto price = [&](const job& j) {
+        planned one{j, time_of_step(m, j, on, s.kept_scores), {}};
+        ++out.evaluated;
+        if (too_slow(one.seconds())) { return; }
+        one.peak = peak_of(m, j);
+        if (one.peak.memory.total() > limit) { return; }
+        const auto at = std::upper_bound(out.best.begin(), out.best.end(), one, precedes);
+        if (at == out.best.end() && out.best.size() == count) { return; }
+        out.best.insert(at, one);
+        if (out.best.size() > count) { out.best.pop_back(); }
+    };
+    const auto look = [&](const job& layout) {
+        const detail::working_time least = detail::least_working(m, on, s, layout);
+        if (too_slow(least.step.working())) { return; }
+        detail::for_each_schedule(m, s, layout, [&](job scheduled) {
+            if (too_slow(least.step.working() + detail::bubble_share(scheduled) * least.micro_batch)) { return; }
             scheduled.zero_stage = most_shared;
             if (!can_run(scheduled)) { scheduled.zero_stage = 1; }
-            rank_memory least = peak_of(m, scheduled).memory;
-            least.exchange = 0;
-            const step_time t = time_of_step(m, scheduled, on, s.kept_scores);
-            if (least.total() > limit || too_slow(t.working() + t.bubble)) { return; }
-            detail::for_each_exchange(s, on, scheduled, [&](const job& j) {
-                planned one{j, time_of_step(m, j, on, s.kept_scores), {}};
-                ++out.evaluated;
-                if (too_slow(one.seconds())) { return; }
-                one.peak = peak_of(m, j);
-                if (one.peak.memory.total() > limit) { return; }
-                const auto at = std::upper_bound(out.best.begin(), out.best.end(), one, precedes);
-                if (at == out.best.end() && out.best.size() == count) { return; }
-                out.best.insert(at, one);
-                if (out.best.size() > count) { out.best.pop_back(); }
-            });
+            rank_memory held = peak_of(m, scheduled).memory;
+            held.exchange = 0;
+            if (held.total() <= limit) { detail::for_each_exchange(s, on, scheduled, price); }
         });
-    }
-    if (out.best.empty() && s.sequence.empty() && count > 0) {  // rings that wait are better than nothing
-        search_space all = s;
-        all.sequence = detail::divisors(s.ranks);
-        return search(m, on, all, count);
+    };
+    for (const bounded& b : divisions) {
+        if (count == 0 || too_slow(b.seconds)) { break; }
+        detail::for_each_layout(s, b.division, b.sizes, look);
     }
     if (out.best.empty()) {
         bool first = true;

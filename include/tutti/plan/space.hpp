@@ -15,9 +15,10 @@
 
 namespace tutti::plan {
 
-/// What may be chosen. An empty list of tensor, pipeline or micro_batches is every number that divides; heads need not be
-/// divided evenly, nor tokens of a sequence. An empty list of sequence is every number that leaves ranks as many tokens as
-/// hide the transfers of rings (tokens_that_hide); where nothing fits, every number that divides.
+/// What may be chosen. An empty list of tensor, pipeline, sequence or micro_batches is every number that divides; heads
+/// need not be divided evenly, nor tokens of a sequence. Ranks that share layers, and those that share sequences with
+/// them, lie alike on nodes (machine::lies_evenly): groups of six on nodes of eight are left out, since some of them would
+/// be inside a node and some not.
 struct search_space {
     int ranks = 1;
     std::int64_t sequences = 1;  ///< of a step, of all ranks together: never changed, since training depends on it

@@ -12,7 +12,6 @@
 #include <tutti/plan/machine.hpp>   // machine
 #include <tutti/plan/model.hpp>     // model_shape, job
 #include <tutti/plan/rings.hpp>     // time_of_rings
-#include <tutti/sequence/cost.hpp>  // tokens_that_hide
 
 namespace tutti::plan {
 
@@ -33,6 +32,11 @@ struct step_time {
 };
 
 namespace detail {
+
+// Of a micro-batch's rows of the residual stream, of 16 bits.
+[[nodiscard]] inline double row_bytes(const model_shape& m, const job& j) {
+    return static_cast<double>(2 * rank_tokens(m, j) * j.micro_batch * m.hidden);
+}
 
 // Work of one micro-batch on a rank.
 struct rank_work {
@@ -110,18 +114,34 @@ struct rank_work {
     throw usage_error("plan: no such schedule");
 }
 
-}  // namespace detail
-
-/// Tokens of a sequence that a rank needs for a ring's steps to take as long as its transfers: sequence::tokens_that_hide,
-/// with attention's visible half. From there on a ring costs little; the zones of Zeppelin are made by this rule.
-[[nodiscard]] inline double tokens_that_hide(const model_shape& m, const job& j, const machine& on) {
-    const sequence::transfer_cost c = ring_transfers(m, j, on);
-    const comm::link& link = on.group_of(j.sequence, j.tensor).nodes == 1 ? c.inside : c.between;
-    const auto s = static_cast<double>(m.sequence);
-    const double squares = detail::work_of(m, j, on, false).sequence_flops / 2 / (s * s);
-    return sequence::tokens_that_hide(squares / (on.flops * on.product_efficiency), c.bytes_per_token,
-                                      link.bytes_per_second);
+// What a rank works on a step: a step's time without the pipeline's and data ranks'. Of any job, whether valid or not.
+struct working_time {
+    step_time step{};
+    double micro_batch = 0;  // seconds of one, without the head
+    double forward = 0;      // share of them
+};
+[[nodiscard]] inline working_time time_of_working(const model_shape& m, const job& j, const machine& on,
+                                                  bool kept_scores) {
+    const rank_work w = work_of(m, j, on, kept_scores);
+    const auto count = static_cast<double>(j.micro_batches);
+    const double rate = on.flops * on.product_efficiency;
+    const auto sum = comm::time_of(comm::collective::all_reduce, row_bytes(m, j), on.group_of(j.tensor, 1, j.ranks()));
+    const double launches = w.kernels * on.launch_seconds;
+    const double layer_products = w.layer_flops / rate + launches;
+    const double memory = w.memory_bytes / (on.memory_bandwidth * on.memory_efficiency) + launches;
+    const double tensor = w.sums * sum.seconds();
+    const double rings = static_cast<double>(m.layers / j.pipeline) * time_of_rings(m, j, on, w.sequence_flops / rate);
+    working_time out;
+    out.step.products = count * (layer_products + w.head_flops / rate / j.copies());
+    out.step.memory = count * memory;
+    out.step.tensor = count * tensor;
+    out.step.sequence = count * rings;
+    out.micro_batch = layer_products + memory + tensor + rings;
+    out.forward = w.forward;
+    return out;
 }
+
+}  // namespace detail
 
 /// Seconds of a step. `kept_scores`: attention writes its scores to memory, as kernels before FlashAttention do.
 ///
@@ -136,28 +156,15 @@ struct rank_work {
                                             bool kept_scores = false) {
     validate(on);
     const std::int64_t parameters = rank_parameters(m, j, 0);
-    const detail::rank_work w = detail::work_of(m, j, on, kept_scores);
-    const auto count = static_cast<double>(j.micro_batches);
-    const double rate = on.flops * on.product_efficiency;
-    const auto row_bytes = static_cast<double>(2 * rank_tokens(m, j) * j.micro_batch * m.hidden);
-    const auto sum = comm::time_of(comm::collective::all_reduce, row_bytes, on.group_of(j.tensor, 1));
-    const double launches = w.kernels * on.launch_seconds;
-    const double layer_products = w.layer_flops / rate + launches;
-    const double memory = w.memory_bytes / (on.memory_bandwidth * on.memory_efficiency) + launches;
-    const double tensor = w.sums * sum.seconds();
-    const double rings = static_cast<double>(m.layers / j.pipeline) * time_of_rings(m, j, on, w.sequence_flops / rate);
-    const double micro_batch = layer_products + memory + tensor + rings;
-    step_time out;
-    out.products = count * (layer_products + w.head_flops / rate / j.copies());
-    out.memory = count * memory;
-    out.tensor = count * tensor;
-    out.sequence = count * rings;
+    const detail::working_time working = detail::time_of_working(m, j, on, kept_scores);
+    const double micro_batch = working.micro_batch;
+    step_time out = working.step;
     out.bubble = detail::bubble_share(j) * micro_batch;
     // Each tensor rank sends its share of the rows.
     const comm::link neighbors = on.link_of(j.pipeline, j.tensor * j.averaging());
-    out.messages =
-        detail::waited_messages(j) * (neighbors.latency_seconds + row_bytes / j.tensor / neighbors.bytes_per_second);
-    const rank_passes passes{w.forward * micro_batch, (1 - w.forward) * micro_batch, out.total()};
+    out.messages = detail::waited_messages(j) *
+                   (neighbors.latency_seconds + detail::row_bytes(m, j) / j.tensor / neighbors.bytes_per_second);
+    const rank_passes passes{working.forward * micro_batch, (1 - working.forward) * micro_batch, out.total()};
     const exchange_time data = time_of_exchange(m, j, on, parameters, passes);
     out.data = data.exposed;
     if (j.copies() > 1) {
