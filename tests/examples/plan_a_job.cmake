@@ -141,6 +141,8 @@ expect_refusal("a batch of more numbers than can be counted" --gpus 1 --model 1,
 expect_refusal("compression inf; at least 1, and finite" ${asked} --allow-compression inf)
 expect_refusal("nothing fits: even tp 32 pp 2 dp 1 takes " --gpus 64 --model gpt-1t)
 expect_refusal("nothing fits: even tp 32 pp 1 dp 1 sp 2 with zero<3> takes " --gpus 64 --model gpt-1t --pp 1)
+expect_refusal("no layout can have a schedule of those allowed: its micro-batches are too few, odd or do not divide"
+  --machine hgx-h200 --gpus 2 --model gpt2-1558m --pp 2 --schedule dual_pipe --batch 3)
 expect_refusal("--schedule: '2f2b' is not one of gpipe, 1f1b" ${asked} --schedule 2f2b)
 expect_refusal("--trainer: 'mine' is not one of megatron, tutti" ${asked} --trainer mine)
 expect_refusal("steps[0]: 'mine' is not one of megatron, tutti" --predict ${WORK_DIR}/odd_trainer.json)

@@ -723,6 +723,19 @@ TEST_CASE("a space that makes no sense, or in which nothing divides, is refused"
         "plan: no layout divides 8 ranks, 8 layers, 4 heads, 4096 words and 16 sequences, with sequence "
         "ranks of 3",
         usage_error);
+    // Two stages divide, but dual_pipe wants an even number of micro-batches, zero_bubble four, interleaved chunks twos.
+    const auto of_two = [&](pipelining schedule, std::int64_t sequences) {
+        search_space s{.ranks = 2, .sequences = sequences, .tensor = {1}, .pipeline = {2}};
+        s.schedules = {schedule};
+        return search(small, hgx_h100, s, 1).best.size();
+    };
+    for (const pipelining schedule : {pipelining::dual_pipe, pipelining::zero_bubble, pipelining::interleaved}) {
+        CHECK_THROWS_WITH_AS(static_cast<void>(of_two(schedule, 3)),
+                             "plan: no layout can have a schedule of those allowed: its micro-batches are too few, odd "
+                             "or do not divide, or its layers do not",
+                             usage_error);
+        CHECK(of_two(schedule, 4) == 1);
+    }
     CHECK_THROWS_WITH_AS(of({.zero_stages = {4}}), "plan: ZeRO stage 4 of 0 to 3", usage_error);
     CHECK_THROWS_WITH_AS(of({.zero_stages = {}}),
                          "plan: a search needs a ZeRO stage, a recomputation and a schedule at least", usage_error);

@@ -186,7 +186,8 @@ struct search_result {
 ///              sequences works no longer than two, since what each takes by itself is taken once: no result is lost.
 /// Determinism  of the arguments alone; no two jobs are of the same rank.
 /// Cost         well below a second for 3072 ranks and 10^12 parameters.
-/// Errors       usage_error for a machine or space that makes no sense, or in which no number divides.
+/// Errors       usage_error for a machine or space that makes no sense, in which no number divides, or no schedule that
+///              is allowed suits what does.
 [[nodiscard]] inline search_result search(const model_shape& m, const machine& on, const search_space& s,
                                           std::size_t count = 5) {
     validate(on);
@@ -261,6 +262,11 @@ struct search_result {
             one.time = time_of_step(m, j, on, s.kept_scores);
             out.lightest = one;
         });
+        if (first) {
+            throw usage_error(
+                "plan: no layout can have a schedule of those allowed: its micro-batches are too few, odd "
+                "or do not divide, or its layers do not");
+        }
     }
     return out;
 }
