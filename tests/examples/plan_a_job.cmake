@@ -167,6 +167,9 @@ expect_refusal("machine 'lab': between.bytes_per_second is inf" ${asked} --machi
 expect_refusal("parse error" ${asked} --machine ${WORK_DIR}/broken.json)
 expect_refusal("measurements of one size" ${asked} --machine ${WORK_DIR}/one_product.json)
 expect_refusal("steps[0]: plan: 25 heads do not divide over 32 ranks" --predict ${WORK_DIR}/odd_job.json)
+file(WRITE ${WORK_DIR}/many_chunks.json [[{"steps": [
+  {"model": "gpt2-124m", "micro_batch": 1, "pp": 65536, "chunks": 65536, "schedule": "interleaved"}]}]])
+expect_refusal("12 layers do not divide over 65536 stages of 65536 chunks" --predict ${WORK_DIR}/many_chunks.json)
 expect_refusal("no 'steps'" --predict ${WORK_DIR}/no_jobs.json)
 expect_refusal("--gpus and --predict exclude each other" --gpus 8 --predict ${WORK_DIR}/jobs.json)
 expect_refusal("--tp and --predict exclude each other" --tp 2 --predict ${WORK_DIR}/jobs.json)

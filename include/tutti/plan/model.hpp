@@ -163,7 +163,7 @@ inline void validate(const model_shape& m, const job& j) {
         return formatted("{} ranks have two chunks each of a sequence, of {} tokens", j.sequence, m.sequence);
     });
     const int chunks = j.schedule == pipelining::zero_bubble_v ? 2 : j.chunks;
-    expect(m.layers % (j.pipeline * chunks) == 0, [&] {
+    expect(m.layers % (std::int64_t{j.pipeline} * chunks) == 0, [&] {
         return formatted("{} layers do not divide over {} stages of {} chunks", m.layers, j.pipeline, chunks);
     });
     expect((j.chunks > 1) == (j.schedule == pipelining::interleaved),
