@@ -198,6 +198,25 @@ TEST_CASE("stages 2 and 3 are not planned with a pipeline, which the trainer wou
         CHECK(a.verdict == "ZeRO stages 2 and 3 take no pipeline");
     }
     CHECK(told);
+    // Nor is a pipeline beside stage 2 or 3: it is looked at with stage 1, if that may be, which here is nearly as fast.
+    const model_shape m = model_named("gpt2-1558m");
+    space = {.ranks = 8, .sequences = 8};
+    const planned best = search(m, hgx_h200, space, 1).best.at(0);
+    REQUIRE(best.how.zero_stage == 2);
+    const auto pipeline = [&] {
+        for (const alternative& a : alternatives(m, hgx_h200, space, best)) {
+            if (a.dimension == "pipeline") { return a; }
+        }
+        return alternative{};
+    };
+    CHECK(pipeline().value == "2 with zero<1>");
+    CHECK(pipeline().possible);
+    CHECK(pipeline().job.how.pipeline == 2);
+    CHECK(pipeline().job.how.zero_stage == 1);
+    CHECK(pipeline().verdict.find(" % time: ") != std::string::npos);
+    space.zero_stages = {2};
+    CHECK(pipeline().value == "2");
+    CHECK(pipeline().verdict == "ZeRO stages 2 and 3 take no pipeline");
 }
 
 TEST_CASE("the search has what trying everything has, in the same order, and tries a small part") {
@@ -393,7 +412,8 @@ TEST_CASE("alternatives: one dimension each, none of them better, with the reaso
             CHECK(j.ranks() == b.ranks());
             CHECK(j.sequences() == b.sequences());
             const bool layout = j.tensor != b.tensor || j.pipeline != b.pipeline;
-            CHECK((layout ? 1 : 0) + (j.micro_batch != b.micro_batch ? 1 : 0) + (j.zero_stage != b.zero_stage ? 1 : 0) +
+            const bool shared = j.zero_stage != b.zero_stage && a.dimension != "pipeline";
+            CHECK((layout ? 1 : 0) + (j.micro_batch != b.micro_batch ? 1 : 0) + (shared ? 1 : 0) +
                       (j.recompute != b.recompute ? 1 : 0) + (j.sequence != b.sequence ? 1 : 0) +
                       (j.compression != b.compression ? 1 : 0) +
                       (a.dimension == "sequence parallel" || a.dimension == "replicas" || a.dimension == "schedule"
@@ -414,6 +434,36 @@ TEST_CASE("alternatives: one dimension each, none of them better, with the reaso
     CHECK(too_large > 20);
     CHECK(slower > 100);
     CHECK(refused > 5);
+}
+
+TEST_CASE("what data ranks may do is listed beside the best of it: without what it adds, too") {
+    const auto listed = [](const model_shape& m, const machine& on, const search_space& space, const planned& best) {
+        std::set<std::string> found;
+        for (const alternative& a : alternatives(m, on, space, best)) {
+            if (a.dimension != "replicas" && a.dimension != "compression") { continue; }
+            CHECK(a.possible);
+            found.insert(a.dimension + ' ' + a.value);
+        }
+        return found;
+    };
+    machine slow = hgx_h100;
+    slow.between.bytes_per_second = 1e9;
+    search_space space{.ranks = 16, .sequences = 64, .tensor = {1}, .pipeline = {1}, .sequence = {1}};
+    space.zero_stages = {0};
+    space.compressions = {16, 4};
+    const model_shape gpt2 = model_named("gpt2-1558m");
+    const planned best = search(gpt2, slow, space, 1).best.at(0);
+    REQUIRE(strategy_of(best.how) == "data_parallel, compressed 16 times");
+    CHECK(listed(gpt2, slow, space, best) ==
+          std::set<std::string>{"compression data_parallel", "compression data_parallel, compressed 4 times"});
+
+    const model_shape large = model_named("gpt-22b");
+    space = {.ranks = 16, .sequences = 64, .tensor = {4, 8}, .sequence = {1}};
+    space.zero_stages = {3};
+    const planned keeps = search(large, hgx_h200, space, 1).best.at(0);
+    REQUIRE(strategy_of(keeps.how) == "zero<3>, secondary_shards of 2");
+    CHECK(listed(large, hgx_h200, space, keeps) ==
+          std::set<std::string>{"replicas zero<3>", "replicas zero<3>, node_shards of 2"});
 }
 
 TEST_CASE("long contexts are divided over rings, short ones are not") {

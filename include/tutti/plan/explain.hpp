@@ -110,8 +110,8 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
 /// and micro-batches that follow.
 ///
 /// Semantics  `best` is the first of search's results over the same space. Values that the space does not have are left
-///            out; what does not divide, or would lie unevenly on nodes, says so. Dimensions that the space does not
-///            search are not listed: see `text_of`.
+///            out; what does not divide, or would lie unevenly on nodes, says so. Stages come with ZeRO stage 1 where the
+///            best one's takes no pipeline. Dimensions that the space does not search are not listed: see `text_of`.
 /// Cost       some twenty evaluations.
 [[nodiscard]] inline std::vector<alternative> alternatives(const model_shape& m, const machine& on,
                                                            const search_space& s, const planned& best) {
@@ -133,11 +133,11 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         out.push_back(std::move(a));
     };
     // With other ranks or micro-batches: data ranks follow, and replicas are as before ranks or nodes.
-    const auto moved = [&](std::string_view dimension, std::int64_t value, job j) {
+    const auto moved = [&](std::string_view dimension, std::string value, job j) {
         for (const int together : {j.tensor, j.tensor * j.sequence}) {
             if (on.lies_evenly(together, s.ranks)) { continue; }
             out.push_back({std::string(dimension),
-                           formatted("{}", value),
+                           std::move(value),
                            formatted("groups of {} ranks lie unevenly on nodes of {}", together, on.ranks_per_node),
                            false,
                            {}});
@@ -147,7 +147,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         const std::int64_t data = s.ranks / model_ranks;
         if (s.ranks % model_ranks != 0 || s.sequences % (data * j.micro_batch) != 0) {
             out.push_back({std::string(dimension),
-                           formatted("{}", value),
+                           std::move(value),
                            s.ranks % model_ranks != 0
                                ? formatted("{} ranks do not divide", s.ranks)
                                : formatted("{} sequences do not divide over {} data ranks", s.sequences, data),
@@ -158,14 +158,19 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         j.data = static_cast<int>(data);
         j.micro_batches = s.sequences / data / j.micro_batch;
         const comm::two_levels group = on.group_of(j.averaging(), j.tensor, j.ranks());
-        if (best.how.secondary > 0) { j.secondary = group.largest_node; }
+        if (j.secondary > 0) { j.secondary = group.nodes > 1 ? group.largest_node : 0; }
         if (best.how.replicas > 1) { j.replicas = best.how.replicas == best.how.data ? j.data : group.nodes; }
+        if (!can_run(j) && detail::has(s.zero_stages, 1)) {
+            j.zero_stage = 1;
+            j.secondary = 0;
+            if (j.shards() > 1) { value += " with zero<1>"; }
+        }
         if (j.pipeline == 1) {
             j.schedule = pipelining::one_forward_one_backward;
             j.chunks = 1;
         }
         if (j.tensor == 1) { j.sequence_parallel = false; }
-        look(dimension, formatted("{}", value), j);
+        look(dimension, std::move(value), j);
     };
     const job& b = best.how;
     // The values next to `at`, and, where those lie unevenly, the next that do not: each is `times` as many ranks.
@@ -182,24 +187,24 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         job j = b;
         j.tensor = t;
         j.sequence_parallel = b.tensor == 1 || b.sequence_parallel;
-        moved("tensor", t, j);
+        moved("tensor", formatted("{}", t), j);
     }
     for (const int p :
          detail::next_to(detail::dividing(s.pipeline, std::gcd(static_cast<int>(m.layers), s.ranks)), b.pipeline)) {
         job j = b;
         j.pipeline = p;
-        moved("pipeline", p, j);
+        moved("pipeline", formatted("{}", p), j);
     }
     for (const int q : near(detail::sequence_ranks(m, s, s.ranks), b.sequence, b.tensor)) {
         job j = b;
         j.sequence = q;
-        moved("sequence", q, j);
+        moved("sequence", formatted("{}", q), j);
     }
     for (const std::int64_t micro :
          detail::next_to(detail::dividing(s.micro_batches, s.sequences / b.data), b.micro_batch)) {
         job j = b;
         j.micro_batch = micro;
-        moved("micro-batch", micro, j);
+        moved("micro-batch", formatted("{}", micro), j);
     }
     if (b.shards() > 1) {
         for (const int stage : {b.zero_stage - 1, b.zero_stage + 1}) {
@@ -237,7 +242,10 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
             }
         }
     }
-    detail::for_each_exchange(s, on, b, [&](const job& j) {
+    job plain = b;  // of which all exchanges are made, that of `b` and those that add nothing to it, too
+    plain.compression = 1;
+    plain.secondary = 0;
+    detail::for_each_exchange(s, on, plain, [&](const job& j) {
         const bool rounds =
             j.tau != b.tau || j.delayed != b.delayed || j.replicas != b.replicas || j.secondary != b.secondary;
         if (j.zero_stage != b.zero_stage || rounds == (j.compression != b.compression)) { return; }
