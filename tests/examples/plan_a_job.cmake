@@ -149,6 +149,8 @@ expect_refusal("steps[0]: 'mine' is not one of megatron, tutti" --predict ${WORK
 expect_refusal("--trainer and --predict exclude each other" --trainer tutti --predict ${WORK_DIR}/jobs.json)
 expect_refusal("--recompute: 'some' is not one of none, selective, full, stages" ${asked} --recompute some)
 expect_refusal("--allow-delayed needs --allow-tau" ${asked} --allow-delayed)
+expect_refusal("a search has each ZeRO stage once" ${asked} --zero 1 1)
+expect_refusal("a search has each compression once" ${asked} --allow-compression 4 4)
 expect_refusal("compression 0.5; at least 1" ${asked} --allow-compression 0.5)
 expect_refusal("a margin of 2; 0 to below 1" ${asked} --margin 2)
 expect_refusal("cannot read '${WORK_DIR}/missing.json'" ${asked} --machine ${WORK_DIR}/missing.json)

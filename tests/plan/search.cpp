@@ -789,6 +789,14 @@ TEST_CASE("a space that makes no sense, or in which nothing divides, is refused"
     CHECK_THROWS_WITH_AS(of({.zero_stages = {4}}), "plan: ZeRO stage 4 of 0 to 3", usage_error);
     CHECK_THROWS_WITH_AS(of({.zero_stages = {}}),
                          "plan: a search needs a ZeRO stage, a recomputation and a schedule at least", usage_error);
+    // What is listed twice would be planned twice.
+    CHECK_THROWS_WITH_AS(of({.zero_stages = {1, 0, 1}}), "plan: a search has each ZeRO stage once", usage_error);
+    CHECK_THROWS_WITH_AS(of({.recomputations = {recomputation::full, recomputation::full}}),
+                         "plan: a search has each recomputation once", usage_error);
+    CHECK_THROWS_WITH_AS(of({.schedules = {pipelining::gpipe, pipelining::gpipe}}),
+                         "plan: a search has each schedule once", usage_error);
+    CHECK_THROWS_WITH_AS(of({.compressions = {4, 2, 4}}), "plan: a search has each compression once", usage_error);
+    CHECK_THROWS_WITH_AS(of({.taus = {4, 4}}), "plan: a search has each tau once", usage_error);
     CHECK_THROWS_WITH_AS(of({.compressions = {0.5}}), "plan: compression 0.5; at least 1, and finite", usage_error);
     CHECK_THROWS_WITH_AS(of({.taus = {0}}), "plan: rounds of 0 steps; at least 1", usage_error);
     CHECK_THROWS_WITH_AS(of({.margin = 1}), "plan: a margin of 1; 0 to below 1", usage_error);

@@ -2,7 +2,7 @@
 // Needs plan/model.
 #pragma once
 
-#include <algorithm>    // find
+#include <algorithm>    // find, count
 #include <cmath>        // isfinite
 #include <cstdint>      // counts
 #include <numeric>      // gcd
@@ -70,6 +70,16 @@ inline void validate(const search_space& s) {
     expect(!s.zero_stages.empty() && !s.recomputations.empty() && !s.schedules.empty(),
            [] { return std::string("a search needs a ZeRO stage, a recomputation and a schedule at least"); });
     expect(s.margin >= 0 && s.margin < 1, [&] { return formatted("a margin of {}; 0 to below 1", s.margin); });
+    const auto expect_once = [](const auto& list, const char* what) {
+        for (const auto& value : list) {
+            expect(std::count(list.begin(), list.end(), value) == 1,
+                   [&] { return formatted("a search has each {} once", what); });
+        }
+    };
+    expect_once(s.zero_stages, "ZeRO stage");
+    expect_once(s.recomputations, "recomputation");
+    expect_once(s.schedules, "schedule");
+    expect_once(s.taus, "tau");
     for (const int stage : s.zero_stages) {
         expect(stage >= 0 && stage <= 3, [&] { return formatted("ZeRO stage {} of 0 to 3", stage); });
     }
@@ -77,6 +87,7 @@ inline void validate(const search_space& s) {
         expect(ratio >= 1 && std::isfinite(ratio),
                [&] { return formatted("compression {}; at least 1, and finite", ratio); });
     }
+    expect_once(s.compressions, "compression");
     for (const int tau : s.taus) {
         expect(tau > 0, [&] { return formatted("rounds of {} steps; at least 1", tau); });
     }
