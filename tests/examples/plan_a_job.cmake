@@ -167,6 +167,12 @@ file(WRITE ${WORK_DIR}/links.json [[{"name": "lab", "flops": 1e14, "memory_bytes
   "ranks_per_node": 8, "inside": {"bytes_per_second": 1e11}, "between": {}}]])
 expect_refusal("machine 'lab': between.bytes_per_second is inf" ${asked} --machine ${WORK_DIR}/links.json)
 expect_refusal("parse error" ${asked} --machine ${WORK_DIR}/broken.json)
+file(WRITE ${WORK_DIR}/less_than_a_row.json [[{"like": "hgx-h200", "products": [
+  {"m": -1, "n": 1, "k": 1, "seconds": 1}, {"m": 2, "n": 1, "k": 1, "seconds": 2}]}]])
+file(WRITE ${WORK_DIR}/fewer_bytes.json [[{"like": "hgx-h200", "collectives": [
+  {"kind": "all_reduce", "ranks": 2, "bytes": -5, "seconds": 1}]}]])
+expect_refusal("a product of -1 x 1 and 1 x 1" ${asked} --machine ${WORK_DIR}/less_than_a_row.json)
+expect_refusal("a collective of -5 bytes of 2 ranks" ${asked} --machine ${WORK_DIR}/fewer_bytes.json)
 expect_refusal("measurements of one size" ${asked} --machine ${WORK_DIR}/one_product.json)
 expect_refusal("steps[0]: plan: 25 heads do not divide over 32 ranks" --predict ${WORK_DIR}/odd_job.json)
 file(WRITE ${WORK_DIR}/many_chunks.json [[{"steps": [

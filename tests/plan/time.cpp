@@ -6,6 +6,7 @@
 #include <cmath>      // fabs
 #include <cstddef>    // size_t
 #include <cstdint>    // counts
+#include <limits>     // what is not measured
 #include <set>        // nodes
 #include <span>       // first rows
 #include <vector>     // rows
@@ -808,6 +809,28 @@ TEST_CASE("products, collectives and steps that were measured give back the mach
     CHECK_THROWS_AS(static_cast<void>(calibrated(blank, std::span(&none, 1))), usage_error);
     const measured_product no_time{1, 1, 1, 0};
     CHECK_THROWS_AS(static_cast<void>(calibrated(blank, std::span(&no_time, 1))), usage_error);
-    const measured_collective alone{comm::collective::all_reduce, 1, 1, 1e6, 1e-3};
-    CHECK_THROWS_AS(static_cast<void>(calibrated(blank, std::span(&alone, 1))), usage_error);
+    const double inf = std::numeric_limits<double>::infinity();
+    for (const double size : {0.0, -1.0, inf, std::nan("")}) {
+        for (double measured_product::*of : {&measured_product::m, &measured_product::n, &measured_product::k}) {
+            measured_product odd[] = {{2, 2, 2, 1}, {4, 2, 2, 2}};
+            CHECK_NOTHROW(static_cast<void>(calibrated(blank, std::span<const measured_product>(odd))));
+            odd[1].*of = size;
+            CHECK_THROWS_WITH_AS(static_cast<void>(calibrated(blank, std::span<const measured_product>(odd))),
+                                 doctest::Contains("plan: a product of "), usage_error);
+        }
+    }
+    constexpr auto sum = comm::collective::all_reduce;
+    for (const measured_collective& odd : {measured_collective{sum, 1, 1, 1e6, 1e-3},
+                                           {sum, 1 << 25, 1, 1e6, 1e-3},
+                                           {sum, 2, 0, 1e6, 1e-3},
+                                           {sum, 2, 1, 0, 1e-3},
+                                           {sum, 2, 1, -5, 1e-3},
+                                           {sum, 2, 1, inf, 1e-3},
+                                           {sum, 2, 1, 1e6, 0},
+                                           {sum, 2, 1, 1e6, inf}}) {
+        CHECK_THROWS_WITH_AS(static_cast<void>(calibrated(blank, std::span(&odd, 1))),
+                             doctest::Contains("plan: a collective of "), usage_error);
+    }
+    const measured_collective sound{sum, 1 << 24, std::numeric_limits<int>::max(), 1e6, 1e-3};
+    CHECK(calibrated(blank, std::span(&sound, 1)).link_efficiency <= 1);
 }

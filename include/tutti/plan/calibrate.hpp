@@ -127,11 +127,16 @@ struct measured_collective {
 
 /// The machine whose `launch_seconds` and `product_efficiency` predict the products with the least sum of squared relative
 /// errors, neither below 0.
-/// Errors  usage_error without two products that differ in FLOPs, with one that took no time, or where larger ones take no
-///         longer.
+/// Errors  usage_error without two products that differ in FLOPs, with one that took no time or whose sizes are not
+///         positive, or where larger ones take no longer.
 [[nodiscard]] inline machine calibrated(machine on, std::span<const measured_product> products) {
     std::vector<measured_work> points;
     for (const measured_product& p : products) {
+        for (const double size : {p.m, p.n, p.k}) {
+            if (!(size > 0) || !std::isfinite(size)) {
+                throw usage_error(formatted("plan: a product of {} x {} and {} x {}", p.m, p.k, p.k, p.n));
+            }
+        }
         points.push_back({2 * p.k * (p.m * p.n + on.wave / 2) / on.flops, p.seconds});  // seconds at the peak
     }
     const work_line line = fitted_line(points, "plan: products");
@@ -143,7 +148,8 @@ struct measured_collective {
 
 /// The machine with the link efficiency, in whole percent, that predicts the collectives with the least sum of squared
 /// relative errors.
-/// Errors  usage_error without collectives, or with one that took no time.
+/// Errors  usage_error without collectives, or with one that took no time, of no bytes, or of fewer ranks than two or more
+///         than 2^24.
 [[nodiscard]] inline machine calibrated(machine on, std::span<const measured_collective> collectives) {
     if (collectives.empty()) { throw usage_error("plan: no collective was measured"); }
     double least = -1;
@@ -152,8 +158,10 @@ struct measured_collective {
         on.link_efficiency = percent / 100.0;
         double sum = 0;
         for (const measured_collective& c : collectives) {
-            if (!(c.seconds > 0) || !std::isfinite(c.seconds) || c.ranks < 2 || c.stride < 1) {
-                throw usage_error(formatted("plan: a collective of {} ranks in {} s", c.ranks, c.seconds));
+            if (!(c.seconds > 0) || !std::isfinite(c.seconds) || !(c.bytes > 0) || !std::isfinite(c.bytes) ||
+                c.ranks < 2 || c.ranks > 1 << 24 || c.stride < 1) {
+                throw usage_error(formatted("plan: a collective of {} bytes of {} ranks, one every {}, in {} s",
+                                            c.bytes, c.ranks, c.stride, c.seconds));
             }
             const std::int64_t alone = std::int64_t{c.ranks} * c.stride;
             const double error =
