@@ -72,9 +72,11 @@ std::optional<int> parse(int argc, char** argv, options& o) {
                    "default: all");
     app.add_option("--recompute", o.recomputations,
                    "what to try: none, selective (scores of attention, or a kernel that "
-                   "keeps none), full (layers), stages (of a pipeline); default: selective full");
+                   "keeps none), full (layers), stages (of a pipeline); default: selective full; of --trainer "
+                   "tutti selective stages");
     app.add_option("--trainer", o.trainer,
-                   "whose activations are counted: megatron, as published, or tutti, this project's trainer")
+                   "whose activations are counted: megatron, as published, or tutti, this project's trainer, "
+                   "of which only what it runs is planned")
         ->capture_default_str();
     app.add_option("--allow-compression", o.space.compressions,
                    "ratios by which gradients may be compressed, which changes them");
@@ -116,6 +118,8 @@ std::optional<int> parse(int argc, char** argv, options& o) {
         o.space.schedules.clear();
         for (const std::string& s : o.schedules) { o.space.schedules.push_back(schedule_named(s, "--schedule")); }
     }
+    o.space.of_trainer = o.trainer == "tutti";
+    if (o.space.of_trainer) { o.space.recomputations = {plan::recomputation::selective, plan::recomputation::stages}; }
     if (!o.recomputations.empty()) {
         o.space.recomputations.clear();
         for (const std::string& r : o.recomputations) {

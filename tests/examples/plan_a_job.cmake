@@ -97,6 +97,22 @@ if(NOT name STREQUAL "this machine" OR NOT says MATCHES "on 4 GPUs of this machi
   message(FATAL_ERROR "the machine is called '${name}'")
 endif()
 
+# What this project's trainer does not run is not planned for it: other chunks than two, shards of a node.
+foreach(job IN ITEMS "hgx-h200 --gpus 32 --model gpt-175b --batch 512"
+    "hgx-h100 --gpus 16 --model gpt2-1558m --batch 64 --zero 3 --sp 1")
+  separate_arguments(job UNIX_COMMAND "--machine ${job}")
+  foreach(trainer IN ITEMS megatron tutti)
+    execute_process(COMMAND ${PROGRAM} ${job} --trainer ${trainer} OUTPUT_VARIABLE says COMMAND_ERROR_IS_FATAL ANY)
+    if(says MATCHES "interleaved x ([3-9]|1[0-9])|_shards of" AND trainer STREQUAL "tutti")
+      message(FATAL_ERROR "the trainer does not run '${CMAKE_MATCH_0}':\n${says}")
+    elseif(NOT says MATCHES "interleaved x ([3-9]|1[0-9])|_shards of" AND trainer STREQUAL "megatron")
+      message(FATAL_ERROR "others run more, but\n${says}")
+    elseif(trainer STREQUAL "tutti" AND NOT says MATCHES "recomputation +stages")
+      message(FATAL_ERROR "stages are not recomputed:\n${says}")
+    endif()
+  endforeach()
+endforeach()
+
 # Bad input: arguments, then what the one line on stderr says.
 file(WRITE ${WORK_DIR}/unknown.json [[{"like": "hgx-h200", "gpus": 3}]])
 file(WRITE ${WORK_DIR}/wrong.json [[{"like": "hgx-h200", "flops": "many"}]])
@@ -145,6 +161,7 @@ expect_refusal("no layout can have a schedule of those allowed: its micro-batche
   --machine hgx-h200 --gpus 2 --model gpt2-1558m --pp 2 --schedule dual_pipe --batch 3)
 expect_refusal("--schedule: '2f2b' is not one of gpipe, 1f1b" ${asked} --schedule 2f2b)
 expect_refusal("--trainer: 'mine' is not one of megatron, tutti" ${asked} --trainer mine)
+expect_refusal("this library's trainer recomputes selective or stages" ${asked} --trainer tutti --recompute full)
 expect_refusal("steps[0]: 'mine' is not one of megatron, tutti" --predict ${WORK_DIR}/odd_trainer.json)
 expect_refusal("--trainer and --predict exclude each other" --trainer tutti --predict ${WORK_DIR}/jobs.json)
 expect_refusal("--recompute: 'some' is not one of none, selective, full, stages" ${asked} --recompute some)

@@ -157,6 +157,40 @@ TEST_CASE("jobs of a space are all that make sense, each once") {
     CHECK(std::equal(found.begin(), found.end(), expected.begin(), expected.end()));
 }
 
+TEST_CASE("of this library's trainer nothing is planned that it does not run") {
+    machine on = hgx_h100;
+    on.ranks_per_node = 4;
+    search_space space{.ranks = 16, .sequences = 32, .of_trainer = true};
+    space.recomputations = {recomputation::selective, recomputation::stages};
+    space.compressions = {4};
+    space.taus = {8};
+    std::size_t interleaved = 0, stages = 0, compressed = 0, rounds = 0, shared = 0;
+    const auto expect_runs = [&](const job& j) {
+        const bool is_whole = j.tensor * j.pipeline * j.sequence == 1;
+        CHECK((j.chunks == 1 || j.chunks == 2));
+        CHECK(j.secondary == 0);
+        CHECK((j.replicas == 1 || j.tau > 0));
+        CHECK((j.compression == 1 || j.tau == 0));
+        CHECK(((j.compression == 1 && j.tau == 0) || (is_whole && j.zero_stage == 0)));
+        interleaved += j.chunks == 2 ? 1U : 0U;
+        stages += j.recompute == recomputation::stages ? 1U : 0U;
+        compressed += j.compression > 1 ? 1U : 0U;
+        rounds += j.tau > 0 ? 1U : 0U;
+        shared += j.zero_stage == 3 ? 1U : 0U;
+    };
+    for_each_job(small, on, space, expect_runs);
+    for (const std::size_t found : {interleaved, stages, compressed, rounds, shared}) { CHECK(found > 0); }
+    space.pipeline = {2};
+    space.schedules = {pipelining::interleaved};
+    const planned best = search(small, on, space, 1).best.at(0);
+    CHECK(best.how.chunks == 2);
+    const std::string why = text_of(alternatives(small, on, space, best), space);
+    CHECK(why.find("interleaved x") == std::string::npos);
+    CHECK(why.find("_shards") == std::string::npos);
+    space.of_trainer = false;
+    CHECK(text_of(alternatives(small, on, space, best), space).find("interleaved x 4") != std::string::npos);
+}
+
 TEST_CASE("where nothing is shared, the lowest of the stages that may be") {
     search_space space{.ranks = 4, .sequences = 8};
     space.zero_stages = {3, 2};
@@ -799,6 +833,8 @@ TEST_CASE("a space that makes no sense, or in which nothing divides, is refused"
     CHECK_THROWS_WITH_AS(of({.taus = {4, 4}}), "plan: a search has each tau once", usage_error);
     CHECK_THROWS_WITH_AS(of({.compressions = {0.5}}), "plan: compression 0.5; at least 1, and finite", usage_error);
     CHECK_THROWS_WITH_AS(of({.taus = {0}}), "plan: rounds of 0 steps; at least 1", usage_error);
+    CHECK_THROWS_WITH_AS(of({.of_trainer = true}), "plan: this library's trainer recomputes selective or stages",
+                         usage_error);
     CHECK_THROWS_WITH_AS(of({.margin = 1}), "plan: a margin of 1; 0 to below 1", usage_error);
     CHECK_THROWS_WITH_AS(static_cast<void>(model_named("gpt")),
                          "plan: 'gpt' is not a model; there are gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1558m, gpt-22b, "

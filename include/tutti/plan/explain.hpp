@@ -233,8 +233,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
                 if (schedule != b.schedule) { look("schedule", schedule_of(j), j); }
                 continue;
             }
-            std::vector<std::int64_t> chunks = detail::divisors(m.layers / b.pipeline);
-            chunks.erase(chunks.begin());
+            std::vector<std::int64_t> chunks = detail::chunks_of(m, s, b.pipeline);
             if (b.schedule == schedule) { chunks = detail::next_to(chunks, std::int64_t{b.chunks}); }
             for (const std::int64_t v : chunks) {
                 j.chunks = static_cast<int>(v);

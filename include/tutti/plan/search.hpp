@@ -97,9 +97,9 @@ template <class F> void for_each_schedule(const model_shape& m, const search_spa
             f(j);
             continue;
         }
-        for (const std::int64_t chunks : divisors(m.layers / j.pipeline)) {
+        for (const std::int64_t chunks : chunks_of(m, s, j.pipeline)) {
             j.chunks = static_cast<int>(chunks);
-            if (chunks > 1) { f(j); }
+            f(j);
         }
     }
 }
@@ -114,10 +114,13 @@ template <class F> void for_each_schedule(const model_shape& m, const search_spa
 template <class F> void for_each_exchange(const search_space& s, const machine& on, job j, F f) {
     const int lowest = *std::min_element(s.zero_stages.begin(), s.zero_stages.end());
     const comm::two_levels group = on.group_of(j.averaging(), j.tensor, j.ranks());
-    const bool has_nodes = group.nodes > 1 && group.largest_node > 1 && group.largest_node == group.smallest_node;
+    const bool is_whole = j.tensor * j.pipeline * j.sequence == 1;
+    const bool has_nodes =
+        !s.of_trainer && group.nodes > 1 && group.largest_node > 1 && group.largest_node == group.smallest_node;
     const auto compressed = [&](job k) {
         f(k);
         if (k.averaging() == 1 || (k.replicas > 1 && k.tau == 0)) { return; }
+        if (s.of_trainer && (!is_whole || k.zero_stage > 0 || k.tau > 0)) { return; }
         for (const double ratio : s.compressions) {
             k.compression = ratio;
             if (ratio > 1) { f(k); }
@@ -148,7 +151,7 @@ template <class F> void for_each_exchange(const search_space& s, const machine& 
     if (nodes_are_replicas) { with(group.nodes, 0, false); }
     for (const int tau : s.taus) {
         for (const bool delayed : {false, true}) {
-            if (j.data == 1 || (delayed && !s.delayed)) { continue; }
+            if (j.data == 1 || (delayed && !s.delayed) || (s.of_trainer && !is_whole)) { continue; }
             with(j.data, tau, delayed);
             if (nodes_are_replicas && group.nodes < j.data) { with(group.nodes, tau, delayed); }
         }

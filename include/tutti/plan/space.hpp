@@ -2,7 +2,7 @@
 // Needs plan/model.
 #pragma once
 
-#include <algorithm>    // find, count
+#include <algorithm>    // find, count, all_of
 #include <cmath>        // isfinite
 #include <cstdint>      // counts
 #include <numeric>      // gcd
@@ -36,7 +36,10 @@ struct search_space {
     std::vector<int> taus{};             ///< steps of rounds; synchronous steps are always among them
     bool delayed = false;                ///< rounds may be adopted late as well
     bool kept_scores = false;            ///< of attention, as in time_of_step
-    double margin = 0.1;                 ///< of memory, as in fits
+    /// Only what this library's trainer runs: two chunks, scores or whole stages recomputed, no node_shards nor
+    /// secondary_shards, and rounds, or compression, of whole models without ZeRO.
+    bool of_trainer = false;
+    double margin = 0.1;  ///< of memory, as in fits
 };
 
 namespace detail {
@@ -69,6 +72,10 @@ inline void validate(const search_space& s) {
            [&] { return formatted("{} ranks and {} sequences a step; both must be positive", s.ranks, s.sequences); });
     expect(!s.zero_stages.empty() && !s.recomputations.empty() && !s.schedules.empty(),
            [] { return std::string("a search needs a ZeRO stage, a recomputation and a schedule at least"); });
+    expect(!s.of_trainer ||
+               std::all_of(s.recomputations.begin(), s.recomputations.end(),
+                           [](recomputation r) { return r == recomputation::selective || r == recomputation::stages; }),
+           [] { return std::string("this library's trainer recomputes selective or stages"); });
     expect(s.margin >= 0 && s.margin < 1, [&] { return formatted("a margin of {}; 0 to below 1", s.margin); });
     const auto expect_once = [](const auto& list, const char* what) {
         for (const auto& value : list) {
@@ -103,6 +110,12 @@ inline void validate(const search_space& s) {
 [[nodiscard]] inline std::vector<int> sequence_ranks(const model_shape& m, const search_space& s, int rest) {
     std::vector<int> all = dividing(s.sequence, rest);
     std::erase_if(all, [&](int ranks) { return ranks > 1 && m.sequence < 2 * std::int64_t{ranks}; });
+    return all;
+}
+// Chunks of a rank of an interleaved pipeline.
+[[nodiscard]] inline std::vector<std::int64_t> chunks_of(const model_shape& m, const search_space& s, int pipeline) {
+    std::vector<std::int64_t> all = divisors(m.layers / pipeline);
+    std::erase_if(all, [&](std::int64_t chunks) { return s.of_trainer ? chunks != 2 : chunks == 1; });
     return all;
 }
 // ", with stages of 4, 8": what a list allows; "" where it allows everything.
