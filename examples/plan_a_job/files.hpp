@@ -157,6 +157,7 @@ template <class E>
                     "trainer",       "seconds"});
     plan::measured_step s{
         model_of(o.get<std::string>("model")), {}, o.get<double>("seconds", 0), o.get<bool>("kept_scores", false)};
+    if (s.seconds < 0) { throw bad_input(fmt::format("{}: a step of {} seconds", where, s.seconds)); }
     s.model.keeps = keeping_of(o.get<std::string>("trainer", "megatron"), where);
     plan::job& j = s.how;
     j.tensor = o.get<int>("tp", 1);
@@ -232,6 +233,7 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into,
     figure("memory_bandwidth", m.memory_bandwidth, m.known.memory);
     m.ranks_per_node = o.get<int>("ranks_per_node", m.ranks_per_node);
     if (m.ranks_per_node < 1) { throw bad_input(fmt::format("{}: {} ranks a node", path, m.ranks_per_node)); }
+    if (o.has("ranks_per_node")) { m.known.links = plan::evidence::given; }
     read_link(o, "inside", m.inside, m.known);
     read_link(o, "between", m.between, m.known);
     figure("host_bandwidth", m.host_bandwidth, m.known.host);

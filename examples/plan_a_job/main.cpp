@@ -99,6 +99,12 @@ std::optional<int> parse(int argc, char** argv, options& o) {
         fmt::print("{}", app.help());
         return 0;
     } catch (const CLI::ParseError& e) { throw bad_input(e.what()); }
+    if (!(o.space.margin >= 0 && o.space.margin < 1)) {  // nor what is no number
+        throw bad_input(fmt::format("--margin: {} is not a share, of 0 to below 1", o.space.margin));
+    }
+    if (!o.report.empty() && o.report == o.picture) {
+        throw bad_input(fmt::format("--report and --picture name the same file '{}'", o.report));
+    }
     if (!o.predict.empty()) {
         for (const CLI::Option* const other : app.get_options()) {
             const std::string name = other->get_name();
