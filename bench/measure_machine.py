@@ -125,6 +125,9 @@ def main():
         sys.exit("measure_machine.py: PyTorch finds no GPU")
     if o.repeats < 1:
         sys.exit("measure_machine.py: --repeats is at least 1")
+    folder = os.path.dirname(os.path.abspath(o.out))
+    if os.path.isdir(o.out) or not os.access(o.out if os.path.exists(o.out) else folder, os.W_OK):
+        sys.exit(f"measure_machine.py: --out: '{o.out}' cannot be written")  # now, not after all has been measured
     gpus, card = torch.cuda.device_count(), torch.cuda.get_device_properties(0)
     machine = {"name": o.name, "like": o.like, "memory_bytes": card.total_memory, "ranks_per_node": gpus,
                "processors": card.multi_processor_count, "memory_bandwidth": copy_rate(torch, o.repeats),

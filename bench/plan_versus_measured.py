@@ -118,10 +118,10 @@ def name_of(p):
 
 
 def calibrating(points, share, seed):
-    """The numbers of those that calibrate: known before anything is measured."""
+    """The numbers of those that calibrate, not of all: known before anything is measured."""
     order = list(range(len(points)))
     random.Random(seed).shuffle(order)
-    return set(order[:round(share * len(points))])
+    return set(order[:min(round(share * len(points)), len(points) - 1)])
 
 
 def as_job(o, p):
@@ -191,7 +191,12 @@ def measured(o, folder):
     """Rows of the points, one after the other, as far as --budget goes."""
     points, timed = asked(o)
     chosen = [timed[i] for i in calibrating(timed, o.share, o.seed)]
-    done = earlier(o.json)["points"] if o.resume and o.json and os.path.exists(o.json) else []
+    done = []
+    if o.resume and o.json and os.path.exists(o.json):
+        begun = earlier(o.json)
+        if begun.get("model") != o.model:
+            raise Failure(f"--resume: the steps in {o.json} are of {begun.get('model')}, not of {o.model}")
+        done = begun["points"]
     random_tokens(os.path.join(folder, "random.bin"), 1 << 20)
     rows = []
     begin = time.monotonic()
@@ -427,7 +432,7 @@ def main():
     parser.add_argument("--margin", type=float, default=0.03,
                         help="share of the memory that CUDA, NCCL and other libraries take (%(default)s)")
     parser.add_argument("--points", metavar="FILE", help="a JSON list of points instead of those of this file, each of tp, pp, "
-                                                         "dp, micro_batches, micro_batch, and as wished zero_stage, "
+                                                         "dp, micro_batches, micro_batch, and as wished sp, zero_stage, "
                                                          "schedule, recompute")
     parser.add_argument("--reserve", action="store_true", help="the points of this file that are kept in reserve")
     parser.add_argument("--measured", metavar="FILE")

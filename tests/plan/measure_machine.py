@@ -158,4 +158,15 @@ class Measured(unittest.TestCase):
         self.assertIn("launch of a kernel              3 us", done.stdout)
 
 
+    def test_what_cannot_be_written_is_refused_before_anything_is_measured(self):
+        sys.modules["torch"] = TORCH
+        with tempfile.TemporaryDirectory() as folder:
+            for out in (folder, folder + "/none/machine.json"):
+                sys.argv, before = ["measure_machine.py", "--out", out], GPU.host
+                with self.assertRaises(SystemExit) as refused:
+                    bench.main()
+                self.assertIn(f"--out: '{out}' cannot be written", str(refused.exception))
+                self.assertEqual(GPU.host, before)
+
+
 unittest.main(argv=["measure_machine"])

@@ -102,6 +102,8 @@ class Choice(unittest.TestCase):
                           "pp 2, interleaved, 8 x 4"])
         self.assertNotEqual(chosen, bench.calibrating(points, 0.7, 2))
         self.assertEqual(len(bench.calibrating(points, 0.5, 1)), 9)
+        self.assertEqual(len(bench.calibrating(points[:3], 0.95, 1)), 2)  # one is held out, however few there are
+        self.assertEqual(bench.calibrating(points[:1], 0.95, 1), set())
 
     def test_points_are_different_and_of_their_number_of_gpus(self):
         for gpus in bench.POINTS:
@@ -215,6 +217,20 @@ class Run(unittest.TestCase):
         self.assertEqual(folder.runs()[len(before):], [key_of(points[1]), key_of(points[2])])
         self.assertEqual(folder.read("report.json")["summary"]["failed otherwise"], 0)
         self.assertEqual(folder.read("report.json")["summary"]["ran out of memory"], 3)
+
+    def test_steps_of_another_model_are_not_gone_on_with(self):
+        folder = Folder(self, ten())
+        folder.run("--splits", "0")
+        before, report = folder.runs(), folder.read("report.json")
+        said = folder.run("--splits", "0", "--resume", "--model", "gpt2-124m", code=1)
+        self.assertIn("report.json are of gpt2-1558m, not of gpt2-124m", said)
+        self.assertEqual((folder.runs(), folder.read("report.json")), (before, report))
+
+    def test_few_points_and_a_large_share_leave_one_to_judge_by(self):
+        folder = Folder(self, ten()[:3])
+        folder.run("--splits", "2", "--share", "0.9")
+        self.assertEqual(folder.read("report.json")["summary"]["held out"], 1)
+        self.assertEqual(folder.read("report.json")["summary"]["other choices"]["splits"], 2)
 
     def test_a_budget_leaves_out_the_last_points(self):
         folder = Folder(self, ten())
