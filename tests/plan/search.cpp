@@ -498,6 +498,10 @@ TEST_CASE("what data ranks may do is listed beside the best of it: without what 
     REQUIRE(strategy_of(keeps.how) == "zero<3>, secondary_shards of 2");
     CHECK(listed(large, hgx_h200, space, keeps) ==
           std::set<std::string>{"replicas zero<3>", "replicas zero<3>, node_shards of 2"});
+    // Eight ranks that share layers are a node: there is nothing to keep in it.
+    for (const alternative& a : alternatives(large, hgx_h200, space, keeps)) {
+        if (a.dimension == "tensor") { CHECK(strategy_of(a.job.how) == "zero<3>"); }
+    }
 }
 
 TEST_CASE("long contexts are divided over rings, short ones are not") {

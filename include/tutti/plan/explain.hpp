@@ -158,7 +158,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         j.data = static_cast<int>(data);
         j.micro_batches = s.sequences / data / j.micro_batch;
         const comm::two_levels group = on.group_of(j.averaging(), j.tensor, j.ranks());
-        if (j.secondary > 0) { j.secondary = group.nodes > 1 ? group.largest_node : 0; }
+        if (j.secondary > 0) { j.secondary = group.nodes > 1 && group.largest_node > 1 ? group.largest_node : 0; }
         if (best.how.replicas > 1) { j.replicas = best.how.replicas == best.how.data ? j.data : group.nodes; }
         if (!can_run(j) && detail::has(s.zero_stages, 1)) {
             j.zero_stage = 1;
