@@ -185,8 +185,8 @@ struct search_result {
 ///              collectives and rings alone take longer than the last of `count` jobs that were found, all of a division
 ///              where this holds of its largest micro-batch, schedules for which it holds with their bubble, and those
 ///              that would not fit if all ranks that have the same states shared as much as can_run lets them. No term
-///              of a time or of a memory is below 0, sums of floats are monotone, and a micro-batch of twice the
-///              sequences works no longer than two, since what each takes by itself is taken once: no result is lost.
+///              of a time or of a memory is below 0, sums of floats are monotone, and larger micro-batches work no longer
+///              a sequence, since what each takes by itself is taken less often: no result is lost.
 /// Determinism  of the arguments alone; no two jobs are of the same rank.
 /// Cost         well below a second for 3072 ranks and 10^12 parameters.
 /// Errors       usage_error for a machine or space that makes no sense, in which no number divides, or no schedule that
