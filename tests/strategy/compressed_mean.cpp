@@ -394,13 +394,22 @@ TEST_CASE("a gradient that is not finite skips the step on all ranks, and the st
     check(compressed_mean<compress::top_k>{.level = 1000});
 }
 
-TEST_CASE("residuals that follow the learning rate are told it") {
+TEST_CASE("residuals that follow the learning rate are told it, or the step does not begin") {
     test::toy<float> t = test::matrices();
     strategy::data_parallel s(comm::self<>{}, optimize::sgd{}, {},
                               compressed_mean<compress::quantize>{.level = 4, .rescale = true});
     s.attach(t.parameters);
-    CHECK(test::refusal([&] { s.begin({}); }) ==
-          "compressed mean: rescale needs the learning rate of every step, as in begin({.learning_rate = 1e-3})");
+    const std::string says =
+        "compressed mean: rescale needs the learning rate of every step, as in begin({.learning_rate = 1e-3})";
+    CHECK(test::refusal([&] { s.begin({0, 2}); }) == says);
+    static_cast<void>(s.consensus());
+    for (int m = 0; m < 2; ++m) {
+        s.begin({m, 2, 0.1});
+        test::backward(s, 0, 2, 0.5, {});
+    }
+    CHECK_FALSE(s.step({0.1}).skipped);
+    CHECK(test::refusal([&] { s.begin({}); }) == says);
+    s.finish();
 }
 
 TEST_CASE("residuals follow a learning rate that changes, if asked to") {

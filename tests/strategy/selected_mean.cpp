@@ -201,6 +201,39 @@ TEST_CASE("a resume from any step continues with the same bits and levels") {
     check(bits());
 }
 
+TEST_CASE("steps that are refused, for want of a learning rate, neither start a selection nor adopt one") {
+    auto how = bits();
+    how.mean.rescale = true;
+    for (const unsigned delay : {0u, 2u}) {
+        CAPTURE(delay);
+        how.delay = delay;
+        const auto values_of = [&](bool refused) {
+            std::vector<float> values;
+            threads::launch(2, [&](threads& w) {
+                toy<float> t = matrices();
+                selected<quantize> s(counted<threads>(w.duplicate("training")), {}, {.bucket_bytes = 600}, how);
+                s.attach(t.parameters);
+                for (std::uint64_t step = 0; step < 14; ++step) {
+                    const auto state = saved(s);
+                    const auto levels = levels_of(s);
+                    for (int times = 0; refused && times < 2; ++times) {
+                        expect(test::refusal([&] { s.begin({}); }).find("learning rate") != std::string::npos,
+                               "step {}: not refused", step);
+                        expect(saved(s) == state && levels_of(s) == levels, "step {}: something moved", step);
+                    }
+                    s.begin({0, 1, 0.01});
+                    test::backward(s, 4 * step + 2 * static_cast<std::uint64_t>(w.rank()), 2, 1.0, {});
+                    static_cast<void>(s.step({0.01}));
+                }
+                s.finish();
+                if (w.rank() == 0) { values = t.values(); }
+            });
+            return values;
+        };
+        CHECK(test::same_bytes(values_of(true), values_of(false)));
+    }
+}
+
 /// Trains on gradients that depend on rank and step alone, so that a test can do the same by hand.
 float known_gradient(int rank, std::uint64_t step, std::size_t at) {
     const auto scale = static_cast<float>(1 + at / 64 % 5);  // tensors differ

@@ -120,6 +120,7 @@ public:
     }
 
     void begin(micro_batch m) {
+        if (exchanged_ && m.index == 0) { exchanged_->expect_rate(m.learning_rate); }
         order_.begin(m);
         if (m.index == 0) {
             steps_.begin(queue_);

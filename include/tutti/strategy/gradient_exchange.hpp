@@ -8,7 +8,7 @@
 #include <span>         // state
 #include <string>       // descriptions
 #include <type_traits>  // decay
-#include <utility>      // declval
+#include <utility>      // declval, as_const
 
 #include <tutti/comm/communicator.hpp>  // can_all_reduce
 #include <tutti/core/reduce_op.hpp>     // mean
@@ -30,6 +30,8 @@ using exchange_state_of = std::decay_t<decltype(std::declval<const E&>().templat
 /// Semantics
 ///   begin       a step begins; `rate` is its learning rate, NaN when that is not known yet, and `loss_scale` what its
 ///               gradients are multiplied by. May communicate, and wait for what began in earlier steps.
+///   expect_rate throws usage_error for a rate that begin cannot use; asked first, since a step that is refused has not
+///               begun.
 ///   average     work for a lane that makes bucket b of the flat gradient its mean over the ranks, in place. Submitted
 ///               once a step and bucket, in the plan's order. It captures what it needs by value; the memory that the
 ///               state owns stays where it is until the lane has drained.
@@ -38,6 +40,7 @@ using exchange_state_of = std::decay_t<decltype(std::declval<const E&>().templat
 template <class S, class C, class T>
 concept exchange_state = std::move_constructible<S> &&
     requires(S& state, std::size_t b, view<T, memory_of<C>> flat, double rate, double loss_scale, C& comm) {
+    std::as_const(state).expect_rate(rate);
     state.begin(rate, loss_scale);
     state.average(b, flat)(comm);
     state.flush();
@@ -71,6 +74,7 @@ struct plain_mean {
 
     public:
         explicit state_type(schedule::bucket_plan plan) : plan_(std::move(plan)) {}
+        void expect_rate(double) const noexcept {}
         void begin(double, double) const noexcept {}
         [[nodiscard]] auto average(std::size_t b, view<T, M> flat) const {
             return [g = flat.sub(plan_.buckets[b].offset, plan_.buckets[b].size)](C& c) { c.all_reduce(g, g, mean{}); };

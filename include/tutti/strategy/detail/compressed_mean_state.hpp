@@ -133,11 +133,13 @@ public:
         regroup();
     }
 
-    void begin(double rate, double loss_scale) {
+    void expect_rate(double rate) const {
         if (rate_ && std::isnan(rate)) {
             throw usage_error(
                 "compressed mean: rescale needs the learning rate of every step, as in begin({.learning_rate = 1e-3})");
         }
+    }
+    void begin(double rate, double loss_scale) {
         if (loss_scale != scale_.value()) {
             const double factor = loss_scale / scale_.value();
             shared_->momentum ? shared_->momentum->rescale(queue_, factor) : shared_->lost.rescale(factor);

@@ -85,6 +85,7 @@ public:
         if (how.critical) { entries_.push_back(state_of("exchange/norms", kept_norms_.view(), ownership::replicated)); }
     }
 
+    void expect_rate(double rate) const { inner_.expect_rate(rate); }
     void begin(double rate, double loss_scale) {
         const std::uint64_t step = inner_.steps();
         const auto steps_ago = [&](std::uint64_t n) { return step >= n ? schedule_(step - n) : action::compress; };
