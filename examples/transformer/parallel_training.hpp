@@ -106,10 +106,11 @@ template <class Device, class World>
     const auto queue = net.queue();
     clock::duration passing{}, waiting{};
     net.time_passes_by([&](const char* name, const std::function<void()>& pass) {
+        static_cast<void>(net.math().take_adding());  // between passes, and of those that are no step's
         const auto begin = clock::now();
         const scoped_span span(&trace, track, name, queue);
         pass();
-        passing += clock::now() - begin;
+        passing += clock::now() - begin - net.math().take_adding();
     });
     const auto sent = [&] {
         const auto of_model = rank.sent();
@@ -130,7 +131,7 @@ template <class Device, class World>
             const auto running = clock::now();
             passing = {};
             rank.run(strategy, micro_batches, static_cast<typename rank_type::real>(of_loss), now);
-            waiting += clock::now() - running - passing + net.math().take_adding();
+            waiting += clock::now() - running - passing;
         }
         const auto stepped = [&] {
             const scoped_span optimizer(&trace, track, "optimizer", queue);

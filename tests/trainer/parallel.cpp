@@ -329,6 +329,22 @@ TEST_CASE("bytes along each dimension are those of the formulas") {
     CHECK(ranks_that_pass_blocks.size() == 8);
 }
 
+TEST_CASE("what ranks wait for in evaluations is no part of their steps") {
+    // Each message takes a millisecond, and validation as many of them as a step.
+    auto cut = run_of("tp", {2});
+    auto both_ways = with_rows_divided(run_of("3d", {2, 2}, "dualpipe"));
+    for (options* const o : {&cut, &both_ways}) {
+        CAPTURE(o->pipeline);
+        o->network = "1Gbit,1ms";
+        o->steps = 2;
+        o->eval_every = 1;
+        o->model.layers = 2;
+        const auto r = train_on_threads<double>(*o, text());
+        CHECK(r.exposed_seconds > 0.5 * r.total_seconds);
+        CHECK(r.compute_seconds > 0);
+    }
+}
+
 // What a rank has, and shares with `ranks` others that have the same, as strategy/zero says: in buckets of half a
 // megabyte a rank. Of one width and the same heads on all ranks of a tensor group.
 struct shared_parameters {
