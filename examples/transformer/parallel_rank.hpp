@@ -8,7 +8,7 @@
 #include <cstdint>           // tokens
 #include <initializer_list>  // dimensions
 #include <memory>            // attention
-#include <optional>          // pipeline
+#include <optional>          // pipeline, rates
 #include <span>              // gradients
 #include <utility>           // move
 #include <vector>            // micro-batches
@@ -175,13 +175,8 @@ public:
     /// where ranks share gradients, as many as there are. Gradients are this replica's, complete and announced.
     template <class Strategy>
     void run(Strategy& strategy, const std::vector<batch>& micro_batches, real scale, double learning_rate) {
-        if (o_.shares_gradients()) {
-            const auto count = static_cast<int>(micro_batches.size());
-            net_.begin(micro_batches, scale, [&, count](int m) { strategy.begin({m, count, learning_rate}); });
-        } else {
-            strategy.begin({0, 1, learning_rate});
-            net_.begin(micro_batches, scale);
-        }
+        if (!o_.shares_gradients()) { strategy.begin({0, 1, learning_rate}); }
+        net_.begin(micro_batches, scale, o_.shares_gradients() ? std::optional(learning_rate) : std::nullopt);
         auto work = net_.of(strategy);
         static_cast<void>(pipe_->run(work));
         for (const std::size_t i : numbers_) {

@@ -8,7 +8,7 @@
 #include <cstdint>     // seed
 #include <functional>  // what is told of passes
 #include <list>        // memory that stays where it is
-#include <optional>    // rehearsals
+#include <optional>    // rehearsals, rates
 #include <utility>     // move
 #include <vector>      // parameters
 
@@ -88,6 +88,7 @@ public:
             return own_.stand_in_ ? own_.stand_in_->gradients.view().sub(0, own_.declared(i).size())
                                   : strategy_.gradient(own_.place_of(i));
         }
+        void begin(tutti::strategy::micro_batch m) { strategy_.begin(m); }
         void gradient_ready(std::size_t i) {
             if (--own_.expected_[own_.place_of(i)] == 0) { own_.announce(strategy_, i); }
         }
@@ -220,12 +221,12 @@ public:
         });
     }
 
-    /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses). tell(m), if it is
-    /// given, is called before micro-batch m, which ends before the next one begins, and gradients are announced in each.
-    void begin(const std::vector<batch>& micro_batches, real scale, std::function<void(int)> tell = {}) {
+    /// A step: these micro-batches, whose gradients are those of scale * (the sum of their losses). With a learning rate
+    /// the strategy is told of each when it begins, behind the end of the one before, and gradients are announced in each.
+    void begin(const std::vector<batch>& micro_batches, real scale, std::optional<double> rate_of_each = {}) {
         batches_ = &micro_batches;
         scale_ = scale;
-        tell_ = std::move(tell);
+        rate_of_each_ = rate_of_each;
         told_ = nobody;
         expect_announcements();
     }
@@ -310,7 +311,9 @@ private:
     void expect_announcements() {
         expected_.assign(parameters_.size(), 0);
         for (std::size_t i = 0; i < place_.size(); ++i) {
-            if (place_[i] != nowhere && !is_tied(i)) { expected_[place_[i]] = tell_ ? 1 : passes_of(stage_of(i)); }
+            if (place_[i] != nowhere && !is_tied(i)) {
+                expected_[place_[i]] = rate_of_each_ ? 1 : passes_of(stage_of(i));
+            }
         }
     }
     // Micro-batches that go through a stage on this rank.
@@ -415,10 +418,10 @@ private:
         if (stage + 1 == schedule_.stages()) { this->final_norm(s, k); }
     }
     template <class S> void forward(S& s, const call& c, tutti::view<const T, M> in, tutti::view<T, M> out) {
-        if (tell_ && c.micro_batch != told_) {
+        if (rate_of_each_ && c.micro_batch != told_) {
             told_ = c.micro_batch;
             expect_announcements();
-            tell_(c.micro_batch);
+            s.begin({c.micro_batch, static_cast<int>(batches_->size()), *rate_of_each_});
         }
         memory_of_pass& m = free_memory();
         if (c.keep) {
@@ -474,8 +477,8 @@ private:
     std::vector<int> expected_;  // by place: announcements until the gradient is complete
     const std::vector<batch>* batches_ = nullptr;
     real scale_ = 1;
-    std::function<void(int)> tell_;  // the strategy of each micro-batch,
-    int told_ = nobody;              // of this one the last time
+    std::optional<double> rate_of_each_;  // the strategy is told of each micro-batch,
+    int told_ = nobody;                   // of this one the last time
     std::optional<stand_in> stand_in_;
     std::function<void(const char*, const std::function<void()>&)> timer_;
     tutti::strategy::parameters<T, M> parameters_;
