@@ -171,12 +171,14 @@ public:
         }
     }
 
-    /// A step of the strategy but for its end: all micro-batches forward and backward. To the strategy they are one, or,
-    /// where ranks share gradients, as many as there are. Gradients are this replica's, complete and announced.
+    /// A step begins. To the strategy all micro-batches are one, or, where ranks share gradients, as many as there are.
     template <class Strategy>
-    void run(Strategy& strategy, const std::vector<batch>& micro_batches, real scale, double learning_rate) {
+    void begin(Strategy& strategy, const std::vector<batch>& micro_batches, real scale, double learning_rate) {
         if (!o_.shares_gradients()) { strategy.begin({0, 1, learning_rate}); }
         net_.begin(micro_batches, scale, o_.shares_gradients() ? std::optional(learning_rate) : std::nullopt);
+    }
+    /// All micro-batches of the step forward and backward. Gradients are this replica's, complete and announced.
+    template <class Strategy> void run(Strategy& strategy) {
         auto work = net_.of(strategy);
         static_cast<void>(pipe_->run(work));
         for (const std::size_t i : numbers_) {

@@ -127,10 +127,11 @@ template <class Device, class World>
             rank.rows().draw(micro_batches, text.training(), step, rank.coordinate(dimension::data));
         const double of_loss = o.dp * o.sp / static_cast<double>(valid);
         const double now = rate(static_cast<std::uint64_t>(step));
+        rank.begin(strategy, micro_batches, static_cast<typename rank_type::real>(of_loss), now);
         {
             const auto running = clock::now();
             passing = {};
-            rank.run(strategy, micro_batches, static_cast<typename rank_type::real>(of_loss), now);
+            rank.run(strategy);
             waiting += clock::now() - running - passing;
         }
         const auto stepped = [&] {

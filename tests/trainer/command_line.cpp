@@ -265,6 +265,18 @@ TEST_CASE("the trace of a long run holds its last thousand steps") {
     CHECK(report_in(folder).at("loss").at("curve").size() == 1200);
 }
 
+TEST_CASE("a rank that sends nothing waits for nobody") {
+    scratch_folder folder;
+    std::ofstream(folder / "text") << std::string(100, 'x') << std::string(100, 'y');
+    // Gradients of many elements to clear, and few tokens.
+    const outcome o =
+        run_program(folder, "--data text --batch 1 --context 2 --layers 4 --heads 1 --width 512 --steps 4 "
+                            "--pipeline 3d --ranks 1 --quiet");
+    REQUIRE(o.code == 0);
+    const auto seconds = report_in(folder).at("seconds");
+    CHECK(seconds.at("exposed_communication").get<double>() < 0.04 * seconds.at("total").get<double>());
+}
+
 TEST_CASE("documents: a report of their attention, and a picture of where they are") {
     scratch_folder folder;
     std::ofstream(folder / "lengths") << "2 5 9\n16 16";
