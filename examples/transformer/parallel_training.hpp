@@ -105,6 +105,10 @@ template <class Device, class World>
     std::vector<batch> micro_batches;
     const auto queue = net.queue();
     clock::duration passing{}, waiting{};
+    const auto exposed = [&] {
+        const double outside_lanes = Q::executes_inline ? std::chrono::duration<double>(waiting).count() : 0.0;
+        return outside_lanes + detail::exposed_in_steps(trace, world.rank());
+    };
     net.time_passes_by([&](const char* name, const std::function<void()>& pass) {
         static_cast<void>(net.math().take_adding());  // between passes, and of those that are no step's
         const auto begin = clock::now();
@@ -148,7 +152,7 @@ template <class Device, class World>
                 fmt::format("the gradient is not finite in step {}: try a smaller --lr", step + 1));
         }
         losses.push_back(loss[0]);
-        shown.step(step + 1, loss[0], step_seconds.back(), [&] { return trace.exposed(world.rank()); });
+        shown.step(step + 1, loss[0], step_seconds.back(), exposed);
         if (kept && ((step + 1) % o.checkpoint_every == 0 || step + 1 == last_step)) {
             const scoped_span checkpoint(&trace, track, "checkpoint", queue);
             kept->save(step + 1);
@@ -170,10 +174,8 @@ template <class Device, class World>
     auto sent_in_steps = sent();
     for (std::size_t d = 0; d < sent_in_steps.size(); ++d) { sent_in_steps[d] -= not_in_steps[d]; }
     r.overlap = strategy.overlap(trace, world.rank());
-    double exposed = 0;
     const auto steps_traced = trace.steps(world.rank());
-    for (const auto& step : steps_traced) { exposed += step.exposed; }
-    if (Q::executes_inline) { exposed += std::chrono::duration<double>(waiting).count(); }
+    const double waited = exposed();
 
     strategy.finish();
     rank.expect_same(strategy);
@@ -198,7 +200,7 @@ template <class Device, class World>
     for (std::size_t done = 0; done < losses.size(); ++done) {
         r.training.emplace_back(first_step + static_cast<int>(done) + 1, losses[done]);
     }
-    detail::tell_seconds(r, world, step_seconds, exposed);
+    detail::tell_seconds(r, world, step_seconds, waited);
     parallel_result parallel;
     parallel.micro_batches = rank.schedule().micro_batches;
     parallel.stages = rank.schedule().stages();

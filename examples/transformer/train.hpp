@@ -125,6 +125,13 @@ template <class Comm> void tell_seconds(result& r, Comm& world, const std::vecto
     return used.peak() + (&used == &by_model ? 0 : by_model.peak());
 }
 
+/// For how long a rank has waited in the steps that are traced.
+[[nodiscard]] inline double exposed_in_steps(const tutti::schedule::timeline& trace, int rank) {
+    double seconds = 0;
+    for (const auto& step : trace.steps(rank)) { seconds += step.exposed; }
+    return seconds;
+}
+
 /// Where the last 1000 of the traced steps begin: a viewer takes no more.
 template <class Steps> [[nodiscard]] tutti::deadline since_last(const Steps& steps, tutti::deadline origin) {
     const std::size_t shown = std::min<std::size_t>(steps.size(), 1000);
@@ -278,7 +285,10 @@ template <class Device, class Comm>
         if (auto now = strategy.levels(); r.levels.empty() || r.levels.back().second != now) {
             r.levels.emplace_back(step + 1, std::move(now));
         }
-        shown.step(step + 1, loss, step_seconds.back(), [&] { return trace.exposed(world.rank()); });
+        // Ranks have rows of documents of other lengths: one rank's losses are not those of the step.
+        const double loss_shown = documents && !o.quiet ? detail::mean_over_ranks(world, {loss})[0] : loss;
+        shown.step(step + 1, loss_shown, step_seconds.back(),
+                   [&] { return detail::exposed_in_steps(trace, world.rank()); });
 
         if (kept && ((step + 1) % o.checkpoint_every == 0 || step + 1 == last_step)) {
             const scoped_span checkpoint(&trace, track, "checkpoint", queue);
@@ -299,8 +309,7 @@ template <class Device, class Comm>
     strategy.flush();
     const std::uint64_t sent = wire->total().bytes - sent_before - sent_by_evaluation;
     const auto steps_traced = trace.steps(world.rank());
-    double exposed = 0;
-    for (const auto& step : steps_traced) { exposed += step.exposed; }
+    const double exposed = detail::exposed_in_steps(trace, world.rank());
     r.overlap = strategy.overlap(trace, world.rank());
     if (const std::size_t lost = trace.dropped() + trace.pending(); lost != 0) {
         shown.note(fmt::format("{} spans are missing in the trace and in the exposed communication", lost));

@@ -265,6 +265,36 @@ TEST_CASE("the trace of a long run holds its last thousand steps") {
     CHECK(report_in(folder).at("loss").at("curve").size() == 1200);
 }
 
+/// The number behind `name` in the last line of progress.
+double last_shown(const outcome& o, const std::string& name) {
+    const auto at = o.err.rfind(" " + name + " ");
+    CAPTURE(o.err);
+    REQUIRE(at != std::string::npos);
+    return std::stod(o.err.substr(at + name.size() + 2));
+}
+
+TEST_CASE("the progress line shows what the report will say: waiting in steps alone, and the loss of all ranks") {
+    scratch_folder folder;
+    // The round has not ended; what evaluations wait for is no step's.
+    const outcome rounds = run_program(
+        with_text(folder),
+        quick + "--data text --ranks 2 --pipeline local-sgd --tau 6 --stop-after 5 --eval-every 1 --network 1Gbit,2ms "
+                "--checkpoint kept");
+    REQUIRE(rounds.code == 0);
+    CHECK(last_shown(rounds, "exposed") < 50);
+    // Ranks with parts wait for one another in their passes.
+    const outcome parts = run_program(folder, "--data text --batch 12 --context 16 --layers 2 --heads 2 --width 16 "
+                                              "--steps 3 --pipeline 3d --tp 2 --pp 2 --network 1Gbit,200us");
+    REQUIRE(parts.code == 0);
+    CHECK(last_shown(parts, "exposed") > 10);
+    std::ofstream(folder / "lengths") << "2 5 9\n16 16";
+    const outcome documents =
+        run_program(folder, small + "--steps 1 --data text --ranks 4 --pipeline even-ring --lengths lengths --lr 0.01");
+    REQUIRE(documents.code == 0);
+    CHECK(last_shown(documents, "loss") ==
+          doctest::Approx(report_in(folder).at("loss").at("first").get<double>()).epsilon(2e-4));
+}
+
 TEST_CASE("a rank that sends nothing waits for nobody") {
     scratch_folder folder;
     std::ofstream(folder / "text") << std::string(100, 'x') << std::string(100, 'y');
