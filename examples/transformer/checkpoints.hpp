@@ -37,8 +37,8 @@ struct kept_part {
 ///            ZeRO's checkpoints, and those of plain data parallelism, load at any number of ranks; what compression owes
 ///            a rank then starts anew, with a note. Local updates need the number that has saved, and parts of a model
 ///            the same ranks along each dimension.
-/// Errors     bad_input: the checkpoint is of a run over other samples, or with other parts, or nothing is left to do. As
-///            tutti::checkpoint otherwise.
+/// Errors     bad_input: the checkpoint is of another model or pipeline, of a run over other samples, or with other
+///            parts, or nothing is left to do. As tutti::checkpoint otherwise.
 template <class Comm, class Strategy> class checkpoints {
     using queue = typename Strategy::queue_type;
 
@@ -88,10 +88,9 @@ public:
                                                 {.at_other_ranks = o_.pipeline.starts_with("ddp") ? keep : refuse},
                                                 trained_, run_);
             } catch (const tutti::usage_error& e) {
-                if (!written_) { throw; }
-                throw bad_input(fmt::format("--resume: the run in '{}' has another model, or other parts of it: give "
-                                            "the --tp, --pp and --pipeline-schedule that it was begun with ({})",
-                                            o_.checkpoint, e.what()));
+                throw bad_input(fmt::format(
+                    "--resume: the run in '{}' has another model, --precision, --pipeline{} ({})", o_.checkpoint,
+                    written_ ? ", --tp, --pp or --pipeline-schedule" : " or number of ranks", e.what()));
             }
             if (samples_ != samples) {
                 throw bad_input(

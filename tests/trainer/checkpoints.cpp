@@ -119,8 +119,11 @@ TEST_CASE("what cannot go on says why") {
         {"--steps 4 --checkpoint-every 0", 2, "--checkpoint-every"},
         {"--steps 4 --pipeline co2 --tau 3 --checkpoint kept --resume --seed 2", 2, "has another --seed"},
         {"--steps 4 --pipeline co2 --tau 3 --checkpoint kept --resume --stop-after 2", 2, "nothing is left"},
-        {"--steps 4 --pipeline co2 --tau 3 --checkpoint kept --resume --ranks 2", 1, "saved by 4 ranks, not 2"},
-        {"--steps 4 --pipeline ddp --checkpoint kept --resume", 1, "checkpoint"},
+        {"--steps 4 --pipeline co2 --tau 3 --checkpoint kept --resume --ranks 2", 2,
+         "--resume: the run in 'kept' has another model, --precision, --pipeline or number of ranks (load: "},
+        {"--steps 4 --pipeline co2 --tau 3 --checkpoint kept --resume --ranks 2", 2, "saved by 4 ranks, not 2"},
+        {"--steps 4 --pipeline ddp --checkpoint kept --resume", 2, "--resume: the run in 'kept' has another"},
+        {"--steps 4 --pipeline co2 --tau 3 --checkpoint kept --resume --precision double", 2, "--precision"},
         {"--steps 4 --pipeline ddp --checkpoint text/kept", 1, "text/kept"},
     };
     for (const refusal& c : cases) {

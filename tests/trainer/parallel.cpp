@@ -552,11 +552,13 @@ TEST_CASE("a run that was ended early and resumed has the bits of one that was n
     CHECK(refused(run_of("3d", {2, 2, 1, 2}, "interleaved", 1)) == begun_with);
     CHECK(refused(run_of("3d", {2, 2, 4}, "interleaved", 1)) == begun_with);
     CHECK(refused(run_of("3d", {2, 2, 2}, "interleaved", 0)) == begun_with);
-    const std::string_view other_parts = "--resume: the run in '' has another model, or other parts of it: give the "
-                                         "--tp, --pp and --pipeline-schedule that it was begun with (";
+    const std::string_view other_parts =
+        "--resume: the run in '' has another model, --precision, --pipeline, --tp, --pp or --pipeline-schedule (";
     CHECK(refused(run_of("3d", {1, 2, 2, 2}, "interleaved", 1)).starts_with(other_parts));
     CHECK(refused(run_of("3d", {2, 4}, "1f1b", 1)).starts_with(other_parts));
     CHECK(refused(run_of("3d", {2, 2, 2}, "1f1b", 1)).starts_with(other_parts));
+    CHECK(refused(run_of("ddp"))
+              .starts_with("--resume: the run in '' has another model, --precision, --pipeline or number of ranks ("));
     auto seeded = run_of("3d", {2, 2, 2}, "interleaved", 1);
     seeded.seed = 7;
     CHECK(refused(seeded) == "--resume: the run in '' has another --seed, --batch, --context, --lengths or text");
