@@ -99,9 +99,9 @@ public:
             }
             if (parts_ != parts) {
                 throw bad_input(fmt::format("--resume: the run in '{}' was begun with --tp {} --pp {} --dp {} --sp {} "
-                                            "--zero {} --micro-batch {}, and goes on with these",
+                                            "--zero {} --micro-batch {}, {} --sequence-parallel, and goes on like this",
                                             o_.checkpoint, parts_[0], parts_[1], parts_[2], parts_[3], parts_[4],
-                                            parts_[5]));
+                                            parts_[5], parts_[6] == 0 ? "without" : "with"));
             }
             note(!found ? fmt::format("no checkpoint in '{}' yet: from the beginning", o_.checkpoint)
                         : fmt::format("resumed from step {} in '{}'", found->step, o_.checkpoint));
@@ -133,7 +133,7 @@ public:
 private:
     [[nodiscard]] static std::vector<std::uint64_t> divided_by(const options& o) {
         std::vector<std::uint64_t> numbers;
-        for (const int n : {o.tp, o.pp, o.dp, o.sp, o.zero, o.micro_batch}) {
+        for (const int n : {o.tp, o.pp, o.dp, o.sp, o.zero, o.micro_batch, int{o.sequence_parallel}}) {
             numbers.push_back(static_cast<std::uint64_t>(n));
         }
         return numbers;

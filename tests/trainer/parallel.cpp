@@ -548,7 +548,8 @@ TEST_CASE("a run that was ended early and resumed has the bits of one that was n
     };
     CHECK(refused(o) == "--resume: the run in '' is at step 10: nothing is left to do");
     const std::string begun_with = "--resume: the run in '' was begun with --tp 2 --pp 2 --dp 2 --sp 1 --zero 1 "
-                                   "--micro-batch 1, and goes on with these";
+                                   "--micro-batch 1, without --sequence-parallel, and goes on like this";
+    CHECK(refused(with_rows_divided(run_of("3d", {2, 2, 2}, "interleaved", 1))) == begun_with);
     CHECK(refused(run_of("3d", {2, 2, 1, 2}, "interleaved", 1)) == begun_with);
     CHECK(refused(run_of("3d", {2, 2, 4}, "interleaved", 1)) == begun_with);
     CHECK(refused(run_of("3d", {2, 2, 2}, "interleaved", 0)) == begun_with);
