@@ -2,7 +2,7 @@
 // Needs report.hpp and chart.hpp.
 #pragma once
 
-#include <algorithm>  // min, max
+#include <algorithm>  // min, max, minmax_element
 #include <cmath>      // isfinite
 #include <cstddef>    // size_t
 #include <string>     // SVG, table
@@ -115,9 +115,14 @@ inline void write_comparison(const options& o, const std::vector<compared_run>& 
     nlohmann::ordered_json all = nlohmann::ordered_json::array();
     for (const auto& [how, what] : runs) { all.push_back(report_of(how, what)); }
     const std::string network = o.network.empty() ? "" : fmt::format(" over {}", o.network);
-    const auto& first = runs.front();
-    const std::string title = fmt::format("{} ranks ({}){}, {} steps of {} sequences", first.how.ranks, o.backend,
-                                          network, first.how.last_step(), o.batch);
+    const auto [fewest, most] = std::minmax_element(
+        runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.how.ranks < b.how.ranks; });
+    const std::string ranks = fewest->how.ranks == most->how.ranks
+                                  ? fmt::format("{}", most->how.ranks)
+                                  : fmt::format("{} to {}", fewest->how.ranks, most->how.ranks);
+    const std::string title =
+        fmt::format("{} {} ({}){}, {} steps of {} sequences", ranks, most->how.ranks == 1 ? "rank" : "ranks", o.backend,
+                    network, runs.front().how.last_step(), o.batch);
     write_text(o.plot, comparison_picture(title, runs));
     write_text(o.report, nlohmann::ordered_json{{"runs", std::move(all)}}.dump(2) + "\n");
 }

@@ -375,6 +375,9 @@ TEST_CASE("--compare trains one pipeline after the other; ends with a table, a r
         run_program(folder, quick + "--data text --ranks 2 --pipeline co2 --tau 2 --report one/r.json");
     REQUIRE(alone.code == 0);
     CHECK(report_in(folder, "one/r.json").at("parameter_hash") == all[2].at("parameter_hash"));
+    // Pipeline local has one rank, ddp as many as there are usually.
+    REQUIRE(run_program(folder, small + "--steps 2 --data text --compare local,ddp --quiet").code == 0);
+    CHECK(content_of(folder / "run/loss.svg").find(">1 to 4 ranks (threads), 2 steps of 12") != std::string::npos);
     scratch_folder other;
     const outcome refused = run_program(with_text(other), quick + "--data text --compare ddp,nothing");
     CHECK(refused.code == 2);
