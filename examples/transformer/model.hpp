@@ -96,10 +96,9 @@ public:
     template <class U> void put(const std::vector<U>& from, tutti::view<U, M> to) const {
         transformer::put<U>(math_.queue(), from, to);
     }
-    /// Of values(). Cost: on a device, a copy of them all.
-    [[nodiscard]] std::uint64_t hash() const {
-        const auto all = on_host(values());
-        return tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(all)));
+    /// Of all values in model order, which values_on_host() returns and on_host(values()).
+    [[nodiscard]] static std::uint64_t hash(tutti::view<const T> all) {
+        return tutti::hash_bytes(tutti::as_bytes(all));
     }
     [[nodiscard]] const configuration& config() const { return config_; }
     [[nodiscard]] int batch() const { return batch_; }

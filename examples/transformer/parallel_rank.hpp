@@ -16,6 +16,7 @@
 #include <fmt/format.h>                      // names of parts
 #include <tutti/comm/connect.hpp>            // connect_all
 #include <tutti/comm/counted.hpp>            // bytes on the wire
+#include <tutti/core/hash.hpp>               // same values
 #include <tutti/core/partition.hpp>          // heads
 #include <tutti/parallel/gradient_norm.hpp>  // model_norm
 #include <tutti/parallel/mesh.hpp>           // who does what
@@ -311,7 +312,7 @@ public:
     template <class Strategy> void expect_same(Strategy& strategy) {
         net_.for_each_value(strategy, [&](std::size_t i, tutti::view<const T, M> values) {
             if (cut_of(i, o_.model) == cut::whole && group_.size() > 1) {
-                group_.communicator().agree(net_.hash_of(values), net_.declared(i).name);
+                group_.communicator().agree(tutti::hash_of(net_.queue(), values), net_.declared(i).name);
             }
             if constexpr (M::host_accessible) {
                 if (i == token_table) { ends_.template expect_same<T>(values); }

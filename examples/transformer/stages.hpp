@@ -14,7 +14,7 @@
 
 #include <tutti/core/buffer.hpp>                 // storage
 #include <tutti/core/elementwise.hpp>            // copy, fill
-#include <tutti/core/hash.hpp>                   // hash_operation
+#include <tutti/core/hash.hpp>                   // hash_of
 #include <tutti/core/run.hpp>                    // run, fetch
 #include <tutti/parallel/pipeline.hpp>           // stage_call
 #include <tutti/parallel/pipeline_schedule.hpp>  // pipeline_schedule
@@ -168,16 +168,11 @@ public:
         return static_cast<std::size_t>(math_.outer_rows(static_cast<int>(rows))) *
                static_cast<std::size_t>(config_.width);
     }
-    [[nodiscard]] std::uint64_t hash_of(tutti::view<const T, M> values) const {
-        const tutti::buffer<std::uint64_t, Q> hash(math_.queue(), 1);
-        tutti::run(math_.queue(), tutti::hash_operation<M>{tutti::as_bytes(values), hash.view()});
-        return tutti::fetch(math_.queue(), hash.view(), std::uint64_t{});
-    }
     /// Of all that this rank has. Collective among those that share values.
     template <class S> [[nodiscard]] std::uint64_t hash(S& strategy) const {
         std::uint64_t hash = 0;
         for_each_value(strategy, [&](std::size_t, tutti::view<const T, M> values) {
-            const std::uint64_t both[] = {hash, hash_of(values)};
+            const std::uint64_t both[] = {hash, tutti::hash_of(math_.queue(), values)};
             hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const std::uint64_t>(both, 2)));
         });
         return hash;

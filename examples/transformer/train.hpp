@@ -198,7 +198,8 @@ template <class Device, class Comm>
             start->read(i, tutti::view<T>(values));
             net.put(values, net.parameters()[i].value);
         }
-        world.agree(net.hash(), "weights loaded");
+        const auto loaded = net.on_host(net.values());
+        world.agree(net.hash(loaded), "weights loaded");
     }
     strategy.attach(net.parameters(), [&] { net.release_values(); });
     if constexpr (has_masters<T>) {
@@ -317,7 +318,7 @@ template <class Device, class Comm>
 
     strategy.finish();
     const std::vector<T> values = net.values_on_host(strategy);
-    r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(values)));
+    r.parameter_hash = net.hash(values);
     world.agree(r.parameter_hash, "parameters after training");
     if (!o.save.empty()) {
         if constexpr (has_masters<T>) {
