@@ -11,7 +11,6 @@
 #include <vector>     // tokens
 
 #include <tutti/core/buffer.hpp>        // storage of parameters and activations
-#include <tutti/core/state.hpp>         // hash_bytes
 #include <tutti/strategy/strategy.hpp>  // parameters
 
 #include "blocks.hpp"
@@ -73,32 +72,18 @@ public:
     [[nodiscard]] tutti::view<const T, M> values() const { return values_; }
     /// The strategy does without the memory that values began in; of parameters() names and sizes are left.
     void release_values() { values_ = tutti::buffer<T, Q>(memory_, 0); }
-    /// All values as the strategy has them, in model order. Collective where ranks share them.
-    template <class S> [[nodiscard]] std::vector<T> values_on_host(S& strategy) const {
-        std::vector<T> all;
-        all.reserve(count_);
-        for (std::size_t i = 0; i < parameters_.size(); ++i) {
-            const auto one = on_host(strategy.before_use(i));
-            all.insert(all.end(), one.begin(), one.end());
-            strategy.after_use(i);
-        }
-        return all;
-    }
-    /// Parameter i of those.
-    [[nodiscard]] std::span<const T> part_of(std::span<const T> all, std::size_t i) const {
-        std::size_t first = 0;
-        for (std::size_t before = 0; before < i; ++before) { first += parameters_[before].value.size(); }
-        return all.subspan(first, parameters_[i].value.size());
+    /// Parameter i as the strategy has it. Collective where ranks share values.
+    template <class S> [[nodiscard]] std::vector<T> value_on_host(S& strategy, std::size_t i) const {
+        const auto there = on_host(strategy.before_use(i));
+        std::vector<T> value(there.begin(), there.end());
+        strategy.after_use(i);
+        return value;
     }
     template <class U> [[nodiscard]] auto on_host(tutti::view<const U, M> v) const {
         return transformer::on_host<U>(math_.queue(), v);
     }
     template <class U> void put(const std::vector<U>& from, tutti::view<U, M> to) const {
         transformer::put<U>(math_.queue(), from, to);
-    }
-    /// Of all values in model order, which values_on_host() returns and on_host(values()).
-    [[nodiscard]] static std::uint64_t hash(tutti::view<const T> all) {
-        return tutti::hash_bytes(tutti::as_bytes(all));
     }
     [[nodiscard]] const configuration& config() const { return config_; }
     [[nodiscard]] int batch() const { return batch_; }

@@ -16,6 +16,7 @@
 #include <tutti/comm/call.hpp>               // an all_reduce that is only counted
 #include <tutti/comm/cost.hpp>               // wire_bytes
 #include <tutti/comm/counted.hpp>            // bytes on the wire
+#include <tutti/core/state.hpp>              // hash_bytes
 #include <tutti/optimize/learning_rate.hpp>  // schedule
 #include <tutti/schedule/span.hpp>           // spans of the trace
 #include <tutti/schedule/timeline.hpp>       // trace, exposed communication
@@ -193,13 +194,14 @@ template <class Device, class Comm>
     std::optional<weights_file> start;
     if (!o.load.empty()) {
         start.emplace(o.load, o.model);
+        std::uint64_t loaded = tutti::hash_seed;
         for (std::size_t i = 0; i < net.parameters().size(); ++i) {
             std::vector<T> values(net.parameters()[i].value.size());
             start->read(i, tutti::view<T>(values));
             net.put(values, net.parameters()[i].value);
+            loaded = tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(values)), loaded);
         }
-        const auto loaded = net.on_host(net.values());
-        world.agree(net.hash(loaded), "weights loaded");
+        world.agree(loaded, "weights loaded");
     }
     strategy.attach(net.parameters(), [&] { net.release_values(); });
     if constexpr (has_masters<T>) {
@@ -317,8 +319,13 @@ template <class Device, class Comm>
     }
 
     strategy.finish();
-    const std::vector<T> values = net.values_on_host(strategy);
-    r.parameter_hash = net.hash(values);
+    // One parameter at a time: where ranks share values, no rank need have room for all.
+    r.parameter_hash = tutti::hash_seed;
+    const std::size_t count = net.parameters().size();
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::vector<T> value = net.value_on_host(strategy, i);
+        r.parameter_hash = tutti::hash_bytes(tutti::as_bytes(tutti::view<const T>(value)), r.parameter_hash);
+    }
     world.agree(r.parameter_hash, "parameters after training");
     if (!o.save.empty()) {
         if constexpr (has_masters<T>) {
@@ -328,8 +335,9 @@ template <class Device, class Comm>
                               [&](std::size_t i) { return std::span<const tutti::master_t<T>>(masters[i]); });
             }
         } else if (world.rank() == 0) {
-            write_weights(o.save, net.parameters(),
-                          [&](std::size_t i) { return net.part_of(std::span<const T>(values), i); });
+            write_weights(o.save, net.parameters(), [&](std::size_t i) { return net.value_on_host(strategy, i); });
+        } else {
+            for (std::size_t i = 0; i < count; ++i) { static_cast<void>(net.value_on_host(strategy, i)); }
         }
     }
     r.validation.emplace_back(last_step, evaluate(net, strategy, text.validation(), world));

@@ -8,6 +8,7 @@
 #include <vector>     // cases
 
 #include <doctest/doctest.h>
+#include <sys/resource.h>  // memory of programs
 
 #include "bytes.hpp"
 #include "program.hpp"
@@ -305,6 +306,21 @@ TEST_CASE("a rank that sends nothing waits for nobody") {
     REQUIRE(o.code == 0);
     const auto seconds = report_in(folder).at("seconds");
     CHECK(seconds.at("exposed_communication").get<double>() < 0.04 * seconds.at("total").get<double>());
+}
+
+TEST_CASE("parameters that ranks share are not put together at the end: memory is what the report says") {
+    scratch_folder folder;
+    std::ofstream(folder / "text") << std::string(100, 'x') << std::string(100, 'y');
+    const outcome o =
+        run_program(folder, "--data text --batch 4 --context 2 --layers 8 --heads 1 --width 416 --steps 1 "
+                            "--pipeline zero3 --ranks 4 --quiet --save weights");
+    REQUIRE(o.code == 0);
+    rusage used{};  // the most of all programs so far, of which this is the largest
+    REQUIRE(getrusage(RUSAGE_CHILDREN, &used) == 0);
+    const auto report = report_in(folder);
+    const double values = 4 * report.at("parameters").get<double>();
+    CHECK(1024.0 * static_cast<double>(used.ru_maxrss) <
+          4 * report.at("peak_bytes_per_rank").get<double>() + 2 * values);
 }
 
 TEST_CASE("documents: a report of their attention, and a picture of where they are") {
