@@ -21,9 +21,9 @@ struct data_options {
     [[nodiscard]] const char* unit() const { return token_file.empty() ? "byte" : "token"; }
 };
 
-inline void declare(CLI::App& app, data_options& o) {
+inline void declare(command_line& app, data_options& o) {
     using detail::named;
-    app.option_defaults()->group("Data");
+    app.begin("Data");
     app.add_option("--data", o.data, "text files, or folders of text files; default: this project's own sources")
         ->type_name("PATH...");
     app.add_option("--tokens", o.token_file, "instead of text: GPT-2 tokens, as llm.c's scripts write them (.bin)")

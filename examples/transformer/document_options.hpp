@@ -4,7 +4,6 @@
 
 #include <cstdint>  // tokens
 #include <string>   // names
-#include <utility>  // pair
 
 #include <CLI/CLI.hpp>                   // command line
 #include <fmt/format.h>                  // messages
@@ -18,6 +17,8 @@
 namespace transformer {
 
 struct document_options {
+    static constexpr const char* packing_pipelines = "packed, even-ring, zeppelin";  // over a step's documents
+
     std::string lengths;       // a distribution's name or a file of them
     long capacity = 0;         // tokens of documents that a rank holds; 0: any number
     std::string plan_picture;  // where a picture of where they are goes; empty: nowhere
@@ -27,43 +28,29 @@ struct document_options {
     }
 };
 
-inline void declare(CLI::App& app, document_options& o) {
+inline void declare(command_line& app, document_options& o) {
     using detail::named;
     using detail::within;
-    app.option_defaults()->group("Documents");
-    app.add_option(
-           "--lengths", o.lengths,
-           "packed, even-ring, zeppelin, and in each micro-batch tp, pp, 3d: draw documents of these lengths, --batch "
-           "times --context tokens a step, each cut to --context: " +
-               document_lengths::names() + ", or a file of numbers of tokens")
+    app.begin("Documents", "packed, even-ring, zeppelin, tp, pp, 3d");
+    app.add_option("--lengths", o.lengths,
+                   "draw documents of these lengths, --batch times --context tokens a step, the last three in each "
+                   "micro-batch, each cut to --context: " +
+                       document_lengths::names() + ", or a file of numbers of tokens")
         ->check(named("file name"))
         ->type_name("NAME|FILE");
     app.add_option("--capacity", o.capacity,
-                   "likewise: tokens of documents that a rank may hold for attention; default: any number")
+                   "tokens of documents that a rank may hold for attention; default: any number")
         ->check(within(1, 1L << 40))
         ->type_name("TOKENS");
-    app.add_option("--plan-picture", o.plan_picture,
-                   "packed, even-ring, zeppelin: SVG picture of where the first step's documents are")
+    app.used_by(document_options::packing_pipelines);
+    app.add_option("--plan-picture", o.plan_picture, "SVG picture of where the first step's documents are")
         ->check(named("file name"))
         ->type_name("FILE");
 }
 
 namespace detail {
 
-/// That the pipeline has documents. `Options` has these and all others. Errors: bad_input.
-template <class Options> void expect_documents(const Options& o) {
-    const std::pair<const char*, bool> of_documents[] = {{"--lengths", !o.lengths.empty()},
-                                                         {"--capacity", o.capacity != 0}};
-    for (const auto& [option, given] : of_documents) {
-        require(!given || o.packs_documents() || o.of_parts(),
-                fmt::format("{}: pipeline '{}' trains on sequences of one length; packed, even-ring, zeppelin, tp, pp "
-                            "and 3d can do otherwise",
-                            option, o.pipeline));
-    }
-    require(o.plan_picture.empty() || o.packs_documents(),
-            fmt::format("--plan-picture: is of packed, even-ring and zeppelin, not of pipeline '{}'", o.pipeline));
-}
-/// That a step's documents can be placed. Errors: bad_input.
+/// That a step's documents can be placed. `Options` has these and all others. Errors: bad_input.
 template <class Options> void expect_placeable(const Options& o) {
     require(o.micro_batch == 0,
             fmt::format("--micro-batch: pipeline '{}' computes a step's documents at a time", o.pipeline));

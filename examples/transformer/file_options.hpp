@@ -25,10 +25,10 @@ struct file_options {
     bool quiet = false;
 };
 
-inline void declare(CLI::App& app, file_options& o) {
+inline void declare(command_line& app, file_options& o) {
     using detail::named;
     using detail::within;
-    app.option_defaults()->group("Results");
+    app.begin("Results");
     app.add_option("--report", o.report, "JSON report")->type_name("FILE")->capture_default_str();
     app.add_option("--trace", o.trace, "Chrome trace for ui.perfetto.dev; default: trace.json beside the report")
         ->type_name("FILE");

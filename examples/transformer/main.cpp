@@ -226,9 +226,9 @@ int run_mpi(int argc, char** argv, const options& o) {
 
 /// Parses the command line. Returns the exit code when there is nothing to run.
 std::optional<int> parse(int argc, char** argv, options& o) {
-    CLI::App app("Trains a decoder-only transformer on text or GPT-2 tokens, over ranks that are threads, MPI "
-                 "processes or GPUs.",
-                 "transformer");
+    command_line app("Trains a decoder-only transformer on text or GPT-2 tokens, over ranks that are threads, MPI "
+                     "processes or GPUs.",
+                     "transformer");
     declare(app, o, pipelines_known::help());
     try {
         app.parse(argc, argv);

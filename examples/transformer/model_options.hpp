@@ -28,10 +28,10 @@ template <class Sizes> [[nodiscard]] std::string names_of(const Sizes& sizes) {
     return text;
 }
 
-inline void declare(CLI::App& app, model_options& o) {
+inline void declare(command_line& app, model_options& o) {
     using detail::named;
     using detail::within;
-    app.option_defaults()->group("Model");
+    app.begin("Model");
     app.add_option(
            "--model", o.model_name,
            "sizes of a published model with its positions, 1024 or OPT's 2048; --context is as much unless "
@@ -57,7 +57,7 @@ inline void declare(CLI::App& app, model_options& o) {
 
 /// The sizes that --model and --tokens stand for. `app` has parsed the command line into `o`.
 /// Errors  bad_input for an unknown name, and for a size that contradicts it.
-inline void choose_model(const CLI::App& app, model_options& o) {
+inline void choose_model(const command_line& app, model_options& o) {
     using detail::require;
     const bool named = app.count("--model") > 0;
     if (named || app.count("--tokens") > 0) { o.model.vocabulary = gpt2_vocabulary; }

@@ -2,12 +2,11 @@
 // Needs CLI11. A bad value is one line on stderr and exit code 2, before anything is written.
 #pragma once
 
-#include <algorithm>    // find_if, find_first_of
-#include <cstdint>      // tokens
-#include <string>       // names
-#include <string_view>  // names of pipelines
-#include <utility>      // pair
-#include <vector>       // pipelines
+#include <algorithm>  // find_if
+#include <cstdint>    // tokens
+#include <string>     // names
+#include <utility>    // pair
+#include <vector>     // pipelines
 
 #include <CLI/CLI.hpp>   // command line
 #include <fmt/format.h>  // messages
@@ -53,13 +52,11 @@ struct options : data_options,
     /// Does it train on documents of --lengths, instead of sequences of --context tokens?
     [[nodiscard]] bool of_documents() const { return packs_documents() || (of_parts() && !lengths.empty()); }
     /// Do all ranks together have a step's documents?
-    [[nodiscard]] bool packs_documents() const {
-        return pipeline == "packed" || pipeline == "even-ring" || pipeline == "zeppelin";
-    }
+    [[nodiscard]] bool packs_documents() const { return detail::is_member(packing_pipelines, pipeline); }
     /// Does it make forward passes alone?
     [[nodiscard]] bool of_forward_passes() const { return zeroth_options::of_forward_passes(pipeline); }
     /// Do ranks have parts of the model?
-    [[nodiscard]] bool of_parts() const { return pipeline == "tp" || pipeline == "pp" || pipeline == "3d"; }
+    [[nodiscard]] bool of_parts() const { return detail::is_member(pipelines_of_parts, pipeline); }
     /// Do ranks share the attention of sequences: how many, and of how many tokens at a time?
     [[nodiscard]] bool shares_attention() const { return of_documents() || (of_parts() && sp > 1); }
     [[nodiscard]] int attention_ranks() const { return of_parts() ? sp : ranks; }
@@ -82,7 +79,7 @@ struct options : data_options,
 };
 
 /// Declares every option on `app`. `pipelines` is the help text's list of names, one a line.
-inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
+inline void declare(command_line& app, options& o, const std::string& pipelines) {
     app.add_option("--pipeline", o.pipeline, "how ranks work together:\n" + pipelines)->capture_default_str();
     app.add_option("--compare", o.compare,
                    "train these pipelines one after the other, each as --pipeline would; ends with a table, a picture "
@@ -103,37 +100,8 @@ inline void declare(CLI::App& app, options& o, const std::string& pipelines) {
 }
 
 /// Errors  bad_input for an option that was given and that no pipeline of the run, or of --compare, looks at.
-inline void refuse_unused(const CLI::App& app, const options& o) {
-    using names = std::vector<std::string_view>;
-    const names rounds{"local-sgd", "slowmo", "co2", "co2-zero", "diloco", "eager-diloco", "cocod"},
-        chosen{"ddp-lgreco"}, forward{"mezo", "zo2", "distzo2"};
-    const std::pair<const char*, names> users[] = {{"--bits", {"ddp-4bit", "ddp-lgreco"}},
-                                                   {"--density", {"ddp-topk", "ddp-lgreco"}},
-                                                   {"--rank", {"ddp-powersgd", "ddp-lgreco"}},
-                                                   {"--family", chosen},
-                                                   {"--alpha", chosen},
-                                                   {"--level-range", chosen},
-                                                   {"--select-every", chosen},
-                                                   {"--error-sum", chosen},
-                                                   {"--measure", chosen},
-                                                   {"--tau", rounds},
-                                                   {"--sync-steps", rounds},
-                                                   {"--fragments", rounds},
-                                                   {"--beta", {"slowmo", "co2", "co2-zero", "diloco", "eager-diloco"}},
-                                                   {"--gap", {"co2", "co2-zero"}},
-                                                   {"--zo-parallel", forward},
-                                                   {"--epsilon", forward},
-                                                   {"--directions", forward},
-                                                   {"--shards", forward}};
-    const std::vector<std::string> asked = o.compare.empty() ? std::vector{o.pipeline} : o.compare;
-    for (const auto& [option, by] : users) {
-        const bool used = std::find_first_of(asked.begin(), asked.end(), by.begin(), by.end()) != asked.end();
-        if (app.count(option) == 0 || used) { continue; }
-        std::string list;
-        for (const std::string_view name : by) { list += fmt::format("{}{}", list.empty() ? "" : ", ", name); }
-        throw bad_input(fmt::format("{}: pipeline '{}' makes no use of it; {} {}", option, asked.front(), list,
-                                    by.size() == 1 ? "does" : "do"));
-    }
+inline void refuse_unused(const command_line& app, const options& o) {
+    app.refuse_unused(o.compare.empty() ? std::vector{o.pipeline} : o.compare);
 }
 
 /// The runs that `o` asks for: one, or one of each of --compare's pipelines, whose files are to carry its name.
@@ -165,9 +133,6 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     complete(static_cast<const data_options&>(o));
     complete(o, o.of_forward_passes());
     complete(static_cast<compression_options&>(o));
-    require(o.levels_picture.empty() || !o.family_of_levels().empty(),
-            fmt::format("--levels-picture: pipeline '{}' does not compress gradients", o.pipeline));
-    detail::expect_documents(o);
     detail::complete_parts(o, processes);
     detail::complete_device(o, processes);
     if (o.recompute < 0) { o.recompute = o.device == "cuda" ? 0 : 1; }
@@ -179,6 +144,8 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
                         o.model_name, o.pipeline));
     if (o.of_forward_passes()) { detail::expect_estimate(o); }
     complete(o.zeroth, o.pipeline, o.precision, o.model.layers, o.ranks, o.backend == "threads" && o.network.empty());
+    require(o.lengths.empty() || o.of_documents(),
+            fmt::format("--lengths: pipeline '{}' trains on sequences of one length", o.pipeline));
     if (o.of_documents()) {
         require(!o.lengths.empty(), fmt::format("--pipeline: '{}' needs --lengths", o.pipeline));
         static_cast<void>(document_lengths(o.lengths));  // refuses

@@ -8,7 +8,6 @@
 #include <limits>       // numbers of micro-batches
 #include <string>       // messages
 #include <string_view>  // names
-#include <utility>      // pair
 #include <vector>       // members
 
 #include <CLI/CLI.hpp>                   // command line
@@ -18,10 +17,13 @@
 #include <tutti/sequence/placement.hpp>  // cluster_of
 
 #include "bad_input.hpp"
+#include "option_checks.hpp"
 
 namespace transformer {
 
 struct parallel_options {
+    static constexpr const char* pipelines_of_parts = "tp, pp, 3d";
+
     int tp = 0;  // ranks along each dimension; 0: what is left of --ranks, or 1
     int pp = 0;
     int dp = 0;
@@ -34,30 +36,32 @@ struct parallel_options {
     [[nodiscard]] bool shares_gradients() const { return zero >= 2; }
 };
 
-inline void declare(CLI::App& app, parallel_options& o) {
-    app.option_defaults()->group("Parts of the model");
+inline void declare(command_line& app, parallel_options& o) {
+    app.begin("Parts of the model", parallel_options::pipelines_of_parts);
     const CLI::Range ranks(1, 1024);
     app.add_option("--tp", o.tp,
-                   "tp, 3d: ranks that share every layer: heads, the wider layers and the vocabulary are divided")
+                   "ranks that share every layer: heads, the wider layers and the vocabulary are divided; pp: 1")
         ->check(ranks);
-    app.add_option("--pp", o.pp, "pp, 3d: ranks that have some of the layers each")->check(ranks);
+    app.add_option("--pp", o.pp, "ranks that have some of the layers each; tp: 1")->check(ranks);
     app.add_option("--dp", o.dp,
-                   "tp, pp, 3d: replicas, which have parts of the batch; --ranks is --tp times --pp times --dp times "
+                   "replicas, which have parts of the batch; --ranks is --tp times --pp times --dp times "
                    "--sp; those not given are 1, but what is left for tp's --tp, pp's --pp, 3d's --dp")
         ->check(ranks);
     app.add_option("--sp", o.sp,
-                   "likewise: ranks that have parts of every sequence, two chunks each, and attend to it in a ring; "
+                   "ranks that have parts of every sequence, two chunks each, and attend to it in a ring; "
                    "with --lengths documents are where zeppelin places them")
         ->check(ranks);
-    app.add_flag("--sequence-parallel", o.sequence_parallel,
-                 "tp, 3d: ranks that share layers divide the rows between them: each normalizes and keeps its share");
     app.add_option("--zero", o.zero,
-                   "tp, pp, 3d: --dp times --sp ranks, which have the same part of the model, share 1: the optimizer's "
+                   "--dp times --sp ranks, which have the same part of the model, share 1: the optimizer's "
                    "state, as zero1 does, 2: also gradients, 3: also parameters; 2 and 3 with --pp 1")
         ->check(CLI::Range(0, 3))
         ->capture_default_str();
+    app.used_by("tp, 3d");
+    app.add_flag("--sequence-parallel", o.sequence_parallel,
+                 "ranks that share layers divide the rows between them: each normalizes and keeps its share");
+    app.used_by("pp, 3d");
     app.add_option("--pipeline-schedule", o.pipeline_schedule,
-                   "pp, 3d: gpipe, 1f1b, interleaved (two stages a rank), zb-h1, zb-v (two stages a rank) or dualpipe "
+                   "gpipe, 1f1b, interleaved (two stages a rank), zb-h1, zb-v (two stages a rank) or dualpipe "
                    "(two copies of the model)")
         ->capture_default_str();
 }
@@ -66,19 +70,9 @@ namespace detail {
 
 /// Ranks along the dimensions, and their product. `Options` has these and all others. Errors: bad_input.
 template <class Options> void complete_parts(Options& o, int processes) {
-    const std::pair<const char*, bool> given[] = {{"--tp", o.tp != 0},
-                                                  {"--pp", o.pp != 0},
-                                                  {"--dp", o.dp != 0},
-                                                  {"--sp", o.sp != 0},
-                                                  {"--zero", o.zero != 0},
-                                                  {"--pipeline-schedule", o.pipeline_schedule != "1f1b"},
-                                                  {"--recompute 3", o.recompute == 3},
-                                                  {"--sequence-parallel", o.sequence_parallel}};
-    for (const auto& [option, is_given] : given) {
-        require(!is_given || o.of_parts() || !o.compare.empty(),
-                fmt::format("{}: pipeline '{}' has the whole model on every rank; tp, pp and 3d do not", option,
-                            o.pipeline));
-    }
+    require(o.recompute != 3 || o.of_parts(),
+            fmt::format("--recompute 3: pipeline '{}' has the whole model on every rank; {} do not", o.pipeline,
+                        o.pipelines_of_parts));
     if (!o.of_parts()) { return; }
     require(o.pipeline != "tp" || o.pp <= 1, "--pp: pipeline 'tp' has all layers on every rank; 3d divides them too");
     require(o.pipeline != "tp" || o.pipeline_schedule == "1f1b",

@@ -25,9 +25,9 @@ struct rank_options {
     std::string precision;  // empty: float, on cuda bf16
 };
 
-inline void declare(CLI::App& app, rank_options& o) {
+inline void declare(command_line& app, rank_options& o) {
     using detail::within;
-    app.option_defaults()->group("Ranks");
+    app.begin("Ranks");
     app.add_option("--device", o.device, "cpu or cuda")->capture_default_str();
     app.add_option(
            "--gpus", o.gpus,

@@ -44,9 +44,9 @@ struct round_options {
     }
 };
 
-inline void declare(CLI::App& app, round_options& o) {
+inline void declare(command_line& app, round_options& o) {
     using detail::within;
-    app.option_defaults()->group("Local updates");
+    app.begin("Local updates", "local-sgd, slowmo, co2, co2-zero, diloco, eager-diloco, cocod");
     app.add_option_function<std::string>(
            "--tau",
            [&o](const std::string& text) {
@@ -58,26 +58,24 @@ inline void declare(CLI::App& app, round_options& o) {
                    throw CLI::ValidationError("--tau", fmt::format("'{}' is neither a number of steps nor auto", text));
                }
            },
-           "local-sgd, slowmo, co2, co2-zero, cocod, those of diloco: steps between two averages; auto: as few as let "
-           "at most 1 % of "
-           "the time be waiting, measured in three rounds of 8")
+           "steps between two averages; auto: as few as let at most 1 % of the time wait, measured in three rounds of "
+           "8")
         ->default_str("8")
         ->type_name("INT|auto");
     app.add_option("--sync-steps", o.synchronous_steps,
-                   "likewise: steps before the first round, in which ranks average gradients as ddp does")
+                   "steps before the first round, in which ranks average gradients as ddp does")
         ->check(within(0, 100'000'000))
         ->capture_default_str();
-    app.add_option(
-           "--fragments", o.fragments,
-           "likewise: parts of the model, of whole tensors, whose rounds end in turn, so that less is sent at once")
+    app.add_option("--fragments", o.fragments,
+                   "parts of the model, of whole tensors, whose rounds end in turn, so that less is sent at once")
         ->check(within(1, 100'000'000))
         ->capture_default_str();
+    app.used_by("slowmo, co2, co2-zero, diloco, eager-diloco");
     app.add_option("--beta", o.beta,
-                   "slowmo, co2, co2-zero, diloco, eager-diloco: momentum over rounds, 0 to less than 1; default 0.5, "
-                   "co2 0.2, those of diloco 0.9");
-    app.add_option(
-           "--gap", o.gap,
-           "co2, co2-zero: what divides an average that comes a round late: none, constant:X, scalar or elementwise")
+                   "momentum over rounds, 0 to less than 1; default 0.5, those of co2 0.2, of diloco 0.9");
+    app.used_by("co2, co2-zero");
+    app.add_option("--gap", o.gap,
+                   "what divides an average that comes a round late: none, constant:X, scalar or elementwise")
         ->capture_default_str();
 }
 

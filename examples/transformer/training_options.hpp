@@ -39,9 +39,9 @@ struct training_options {
     static constexpr double clip_norm = 1.0;
 };
 
-inline void declare(CLI::App& app, training_options& o) {
+inline void declare(command_line& app, training_options& o) {
     using detail::within;
-    app.option_defaults()->group("Training");
+    app.begin("Training");
     app.add_option("--steps", o.steps, "optimizer steps")->check(within(1, 100'000'000))->capture_default_str();
     app.add_option("--stop-after", o.stop_after,
                    "end after this many of --steps, as a time limit would: the schedule stays that of --steps")

@@ -19,6 +19,9 @@
 namespace transformer {
 
 struct zeroth_options {
+    static constexpr const char* pipelines = "mezo, zo2, distzo2";
+    static constexpr const char* offloading_pipelines = "zo2, distzo2";  // whose weights are on the host
+
     static constexpr int usual_slots = 3;  // one block arrives, one is in use, one leaves
     int slot_count = 0;                    // 0: as usual
     int blocks_resident = 0;
@@ -29,10 +32,12 @@ struct zeroth_options {
     int renew_every = 0;  // steps between two visits of masters; 0: as usual
 
     [[nodiscard]] static bool of_forward_passes(std::string_view pipeline) {
-        return pipeline == "mezo" || offloads(pipeline);
+        return detail::is_member(pipelines, pipeline);
     }
     /// Are weights on the host?
-    [[nodiscard]] static bool offloads(std::string_view pipeline) { return pipeline == "zo2" || pipeline == "distzo2"; }
+    [[nodiscard]] static bool offloads(std::string_view pipeline) {
+        return detail::is_member(offloading_pipelines, pipeline);
+    }
 };
 
 /// What a step of forward passes is.
@@ -46,91 +51,74 @@ struct estimate_options {
 /// How ranks gather the slices of a block, in the order in which zeroth_result has their times.
 inline constexpr std::array<std::string_view, 3> ways_to_gather{"collective", "messages", "copies"};
 
-inline void declare(CLI::App& app, estimate_options& o) {
+inline void declare(command_line& app, estimate_options& o) {
     using detail::within;
-    app.option_defaults()->group("Forward passes alone");
-    app.add_option("--zo-parallel", o.zo_parallel,
-                   "mezo, distzo2: ranks share the two sides of a direction (perturbation, 2 ranks), parts of the "
-                   "batch (data), or "
-                   "both (2d, an even number)")
+    app.begin("Forward passes alone", zeroth_options::pipelines);
+    app.add_option(
+           "--zo-parallel", o.zo_parallel,
+           "ranks share the two sides of a direction (perturbation, 2 ranks), parts of the batch (data), or both "
+           "(2d, an even number)")
         ->capture_default_str();
-    app.add_option("--epsilon", o.epsilon, "likewise: how far weights are moved to either side")->capture_default_str();
-    app.add_option("--directions", o.directions, "likewise: random directions of a step")
+    app.add_option("--epsilon", o.epsilon, "how far weights are moved to either side")->capture_default_str();
+    app.add_option("--directions", o.directions, "random directions of a step")
         ->check(within(1, static_cast<long>(tutti::zeroth::max_directions)))
         ->capture_default_str();
     app.add_option("--shards", o.shards,
-                   "likewise: parts of the batch that losses are averaged over; runs of equal shards and micro-batches "
+                   "parts of the batch that losses are averaged over; runs of equal shards and micro-batches "
                    "have the same bits on any number of ranks; default: one a rank, or pair")
         ->check(within(1, 1'000'000));
 }
-inline void declare(CLI::App& app, zeroth_options& o) {
-    app.option_defaults()->group("Forward passes alone");
+inline void declare(command_line& app, zeroth_options& o) {
+    app.begin("Forward passes alone", zeroth_options::offloading_pipelines);
     app.add_option("--slots", o.slot_count,
-                   "zo2, distzo2: blocks (layers) that are on the device at a time, arriving, in use or leaving; no "
+                   "blocks (layers) that are on the device at a time, arriving, in use or leaving; no "
                    "more than there are; default 3")
         ->check(CLI::Range(1, 1000));
     app.add_option("--blocks-resident", o.blocks_resident,
-                   "likewise: the first so many blocks stay on the device instead, as the tables do")
+                   "the first so many blocks stay on the device instead, as the tables do")
         ->check(CLI::Range(0, 1000))
         ->capture_default_str();
-    app.add_flag("--sliced", o.sliced,
-                 "distzo2: each rank keeps, uploads and stores one part of a block, and ranks gather the others from "
-                 "each other");
-    app.add_option(
-           "--gather", o.gather,
-           "with --sliced: by the communicator's collective, by messages, or by copies of what other threads of "
-           "the process have, on GPUs by copy engines; default: all are measured, and the fastest is taken")
-        ->check(CLI::IsMember(std::vector<std::string>(ways_to_gather.begin(), ways_to_gather.end())));
     app.add_option("--upload-bits", o.upload_bits,
-                   "zo2, distzo2: keep weights as floats, which take every update however small, and bring them to the "
+                   "keep weights as floats, which take every update however small, and bring them to the "
                    "device in 16 or 8 bits; default: kept and brought in --precision")
         ->check(CLI::IsMember({16, 8}));
     app.add_option("--renew-every", o.renew_every,
                    "with --upload-bits: steps until a block's floats come, take their updates and are encoded anew; in "
                    "between these are applied to what comes; default 8")
         ->check(CLI::Range(1, 1000));
+    app.used_by("distzo2");
+    app.add_flag(
+        "--sliced", o.sliced,
+        "each rank keeps, uploads and stores one part of a block, and ranks gather the others from each other");
+    app.add_option(
+           "--gather", o.gather,
+           "with --sliced: by the communicator's collective, by messages, or by copies of what other threads of "
+           "the process have, on GPUs by copy engines; default: all are measured, and the fastest is taken")
+        ->check(CLI::IsMember(std::vector<std::string>(ways_to_gather.begin(), ways_to_gather.end())));
 }
 
 /// Fills what was not said. Errors: bad_input for what the pipeline cannot do.
 /// `threads`: ranks are threads of one process, and their network is none that was stated.
 inline void complete(zeroth_options& o, const std::string& pipeline, const std::string& precision, int layers,
                      int ranks, bool threads) {
-    const auto refuse = [](const std::string& why) { throw bad_input(why); };
+    using detail::require;
     if (!o.offloads(pipeline)) {
-        for (const auto& [option, given] :
-             {std::pair("--slots", o.slot_count != 0), std::pair("--blocks-resident", o.blocks_resident != 0),
-              std::pair("--sliced", o.sliced), std::pair("--gather", !o.gather.empty()),
-              std::pair("--upload-bits", o.upload_bits != 0), std::pair("--renew-every", o.renew_every != 0)}) {
-            if (given) {
-                refuse(fmt::format("{}: pipeline '{}' has its weights on the device; zo2 and distzo2 have not", option,
-                                   pipeline));
-            }
-        }
+        o = {};  // what was given is for others of a comparison
+        return;
     }
-    if (o.sliced && pipeline == "zo2") {
-        refuse("--sliced: pipeline 'zo2' is for 1 rank, which has whole blocks; distzo2 has several");
-    }
-    if (o.sliced && ranks == 1) {
-        refuse("--sliced: 1 rank has whole blocks; --ranks or --gpus says how many there are");
-    }
-    if (!o.gather.empty() && !o.sliced) {
-        refuse("--gather: without --sliced each rank has whole blocks, and gathers nothing");
-    }
-    if (o.gather == "copies" && !threads) {
-        refuse("--gather copies: for ranks that are threads of one process, without --network; collective and messages "
-               "go over any");
-    }
-    if (o.renew_every != 0 && o.upload_bits == 0) {
-        refuse("--renew-every: without --upload-bits there are no floats beside the weights that travel");
-    }
-    if (o.upload_bits != 0 && precision == "double") {
-        refuse("--upload-bits: weights are kept as floats; --precision double needs more");
-    }
+    require(!o.sliced || ranks > 1, "--sliced: 1 rank has whole blocks; --ranks or --gpus says how many there are");
+    require(o.gather.empty() || o.sliced, "--gather: without --sliced each rank has whole blocks, and gathers nothing");
+    require(o.gather != "copies" || threads,
+            "--gather copies: for ranks that are threads of one process, without --network; collective and messages go "
+            "over any");
+    require(o.renew_every == 0 || o.upload_bits != 0,
+            "--renew-every: without --upload-bits there are no floats beside the weights that travel");
+    require(o.upload_bits == 0 || precision != "double",
+            "--upload-bits: weights are kept as floats; --precision double needs more");
+    require(o.blocks_resident <= layers,
+            fmt::format("--blocks-resident: {} blocks of a model of {}", o.blocks_resident, layers));
     if (o.upload_bits != 0 && o.renew_every == 0) { o.renew_every = zeroth_options::usual_renewal; }
-    if (o.blocks_resident > layers) {
-        refuse(fmt::format("--blocks-resident: {} blocks of a model of {}", o.blocks_resident, layers));
-    }
-    if (o.slot_count == 0 && o.offloads(pipeline)) { o.slot_count = zeroth_options::usual_slots; }
+    if (o.slot_count == 0) { o.slot_count = zeroth_options::usual_slots; }
 }
 
 namespace detail {

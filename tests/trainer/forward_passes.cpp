@@ -329,24 +329,19 @@ TEST_CASE("what cannot be done is refused") {
             "--gather copies: for ranks that are threads of one process");
     refused("--pipeline distzo2 --ranks 2 --sliced --gather post",
             "--gather: post not in {collective,messages,copies}");
-    refused("--gather copies --ranks 2", "--gather: pipeline 'mezo' has its weights on the device");
     refused("--epsilon 0", "--epsilon: 0 is not a positive number");
     refused("--directions 65", "--directions");
     refused("--shards 3 --ranks 2", "--shards: 3 cannot be divided among 2 ranks or pairs");
     refused("--shards 5 --ranks 1 --batch 12", "--batch: 12 sequences cannot be divided among 5 shards");
     refused("--checkpoint there", "--checkpoint: pipeline 'mezo' has none");
-    refused("--slots 2", "--slots: pipeline 'mezo' has its weights on the device");
-    refused("--blocks-resident 1", "--blocks-resident: pipeline 'mezo' has its weights on the device");
-    refused("--sliced", "--sliced: pipeline 'mezo' has its weights on the device");
+    refused("--slots 2", "--slots: pipeline 'mezo' makes no use of it; zo2, distzo2 do");
     refused("--pipeline zo2 --ranks 2", "--ranks: pipeline 'zo2' is for 1 rank, not 2");
-    refused("--pipeline zo2 --sliced", "--sliced: pipeline 'zo2' is for 1 rank");
+    refused("--pipeline zo2 --sliced", "--sliced: pipeline 'zo2' makes no use of it");
     refused("--pipeline zo2 --zo-parallel perturbation", "for 2 ranks, not 1");
     refused("--pipeline distzo2 --ranks 1 --sliced", "--sliced: 1 rank has whole blocks");
     refused("--pipeline distzo2 --blocks-resident 3", "--blocks-resident: 3 blocks of a model of 2");
     refused("--pipeline distzo2 --slots 0", "--slots");
     refused("--pipeline distzo2 --checkpoint there", "--checkpoint: pipeline 'distzo2' has none");
-    refused("--upload-bits 8", "--upload-bits: pipeline 'mezo' has its weights on the device");
-    refused("--renew-every 8", "--renew-every: pipeline 'mezo' has its weights on the device");
     refused("--pipeline zo2 --upload-bits 4", "--upload-bits");
     refused("--pipeline zo2 --renew-every 8", "--renew-every: without --upload-bits there are no floats");
     refused("--pipeline zo2 --upload-bits 8 --precision double", "--upload-bits: weights are kept as floats");

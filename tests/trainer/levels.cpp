@@ -129,10 +129,6 @@ TEST_CASE("what cannot be chosen is refused") {
           "--error-sum: 'l1' is not one of norms, squares");
     CHECK(refusal([](transformer::options& o) { o.measure = "all"; }) ==
           "--measure: 'all' is not one of local, averaged");
-    CHECK(refusal([](transformer::options& o) {
-              o.pipeline = "ddp";
-              o.levels_picture = "levels.svg";
-          }) == "--levels-picture: pipeline 'ddp' does not compress gradients");
 }
 
 }  // namespace
