@@ -72,7 +72,7 @@ class Tutti:
                 os.path.join(results, "report.json")]
         if not processes:
             return line + ["--gpus", str(gpus)], results
-        if nodes:
+        if nodes and pipeline.split()[0] in ("ddp-4bit", "ddp-topk", "ddp-lgreco", "co2-zero"):  # the others ask nothing
             line += ["--nodes", str(nodes)]
         inside = gpus // nodes if nodes else gpus
         host = f'NCCL_HOSTID="node $((OMPI_COMM_WORLD_RANK / {inside}))" ' if nodes else ""

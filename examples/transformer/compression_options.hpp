@@ -32,13 +32,13 @@ struct compression_options {
 inline void declare(command_line& app, compression_options& o) {
     using detail::named;
     using detail::within;
-    app.begin("Compressed gradients", "ddp-4bit, ddp-lgreco");
+    app.begin("Compressed gradients", "ddp-4bit, ddp-lgreco --family quantize");
     app.add_option("--bits", o.bits, "bits of an element, also other than 4; ddp-lgreco starts from them")
         ->check(within(1, 8))
         ->capture_default_str();
-    app.used_by("ddp-topk, ddp-lgreco");
+    app.used_by("ddp-topk, ddp-lgreco --family topk");
     app.add_option("--density", o.density, "kept part of the elements, 0.0001 to 1; likewise")->capture_default_str();
-    app.used_by("ddp-powersgd, ddp-lgreco");
+    app.used_by("ddp-powersgd, ddp-lgreco --family powersgd");
     app.add_option("--rank", o.rank, "columns of a factor; likewise")->check(within(1, 1024))->capture_default_str();
     app.used_by("ddp-lgreco");
     app.add_option("--family", o.family,
@@ -47,16 +47,14 @@ inline void declare(command_line& app, compression_options& o) {
     app.add_option("--alpha", o.alpha, "errors that levels may have, over those of the level it starts from")
         ->capture_default_str();
     app.add_option("--level-range", o.level_range,
-                   "levels are from the one it starts from divided by this to as many times it; default 2, "
-                   "topk 4");
+                   "levels are from the one it starts from divided by this to as many times it; default 2, topk 4");
     app.add_option("--select-every", o.select_every, "steps from choice to choice, 11 or more")
         ->check(within(11, 100'000'000))
         ->capture_default_str();
     app.add_option("--error-sum", o.error_sum,
                    "errors of matrices add up as norms or as squares; default norms, powersgd squares");
     app.add_option("--measure", o.measure,
-                   "errors are those of gradients of each rank, with what it owes (local), or of their mean "
-                   "(averaged)")
+                   "errors are those of gradients of each rank, with what it owes (local), or of their mean (averaged)")
         ->capture_default_str();
     app.used_by("ddp-4bit, ddp-topk, ddp-powersgd, ddp-lgreco");
     app.add_option("--levels-picture", o.levels_picture, "SVG picture of the levels of compression, by layer and step")

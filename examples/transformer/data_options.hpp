@@ -31,6 +31,7 @@ inline void declare(command_line& app, data_options& o) {
         ->type_name("FILE");
     app.add_option("--validation-tokens", o.validation_token_file,
                    "GPT-2 tokens to validate on; default: the last tenth of --tokens")
+        ->needs("--tokens")
         ->check(named("file name"))
         ->type_name("FILE");
 }
@@ -39,7 +40,6 @@ inline void declare(command_line& app, data_options& o) {
 inline void complete(const data_options& o) {
     using detail::require;
     require(o.token_file.empty() || o.data.empty(), "--tokens: not together with --data");
-    require(o.validation_token_file.empty() || !o.token_file.empty(), "--validation-tokens: needs --tokens");
 }
 
 }  // namespace transformer

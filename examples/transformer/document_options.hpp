@@ -52,8 +52,6 @@ namespace detail {
 
 /// That a step's documents can be placed. `Options` has these and all others. Errors: bad_input.
 template <class Options> void expect_placeable(const Options& o) {
-    require(o.micro_batch == 0,
-            fmt::format("--micro-batch: pipeline '{}' computes a step's documents at a time", o.pipeline));
     require(o.capacity == 0 || o.tokens_per_step() <= std::int64_t{o.capacity} * o.ranks,
             fmt::format("--capacity: {} ranks of {} tokens do not hold the {} of a step", o.ranks, o.capacity,
                         o.tokens_per_step()));

@@ -41,16 +41,17 @@ inline void declare(command_line& app, file_options& o) {
         ->check(named("folder"))
         ->type_name("FOLDER");
     app.add_option("--checkpoint-every", o.checkpoint_every, "steps between checkpoints")
+        ->needs("--checkpoint")
         ->check(within(1, 100'000'000))
         ->capture_default_str();
     app.add_flag("--resume", o.resume,
-                 "go on from the newest whole checkpoint in --checkpoint; from the beginning where there is none");
+                 "go on from the newest whole checkpoint in --checkpoint; from the beginning where there is none")
+        ->needs("--checkpoint");
     app.add_flag("--quiet", o.quiet, "print nothing but errors");
 }
 
 /// Errors: bad_input.
 inline void complete(file_options& o) {
-    detail::require(!o.resume || !o.checkpoint.empty(), "--resume: needs --checkpoint");
     const std::filesystem::path folder = std::filesystem::path(o.report).parent_path();
     if (o.trace.empty()) { o.trace = (folder / "trace.json").string(); }
     if (o.plot.empty()) { o.plot = (folder / "loss.svg").string(); }

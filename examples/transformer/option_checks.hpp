@@ -27,19 +27,23 @@ namespace detail {
         [kind](const std::string& text) { return text.empty() ? "no " + kind + " given" : std::string(); }, "");
 }
 
-/// Is it there, in a list with ", " between its members?
-[[nodiscard]] inline bool is_member(std::string_view list, std::string_view name) {
+/// Does `holds` for one, in a list with ", " between its members?
+template <class Predicate> [[nodiscard]] bool any_member(std::string_view list, Predicate holds) {
     while (true) {
         const std::size_t comma = list.find(", ");
-        if (list.substr(0, comma) == name) { return true; }
+        if (holds(list.substr(0, comma))) { return true; }
         if (comma == list.npos) { return false; }
         list.remove_prefix(comma + 2);
     }
 }
+[[nodiscard]] inline bool is_member(std::string_view list, std::string_view name) {
+    return any_member(list, [&](std::string_view member) { return member == name; });
+}
 
 }  // namespace detail
 
-/// A command line that knows which pipelines look at which option.
+/// A command line that knows which pipelines look at which option. A list of them may begin with "all but "; "--other"
+/// is all runs with that option, and "ddp-lgreco --family x" those of the pipeline with that value.
 class command_line : public CLI::App {
     std::string users_;                                                 // of options that are being declared
     std::vector<std::pair<const CLI::Option*, std::string>> declared_;  // with their users; "": all pipelines
@@ -69,14 +73,23 @@ public:
         return note(CLI::App::add_flag(std::forward<Of>(of)...));
     }
 
-    /// Errors  bad_input for an option that was given and that none of `pipelines` looks at.
-    void refuse_unused(const std::vector<std::string>& pipelines) const {
-        for (const auto& [option, users] : declared_) {
-            const bool used = std::any_of(pipelines.begin(), pipelines.end(),
-                                          [list = users](const auto& name) { return detail::is_member(list, name); });
-            detail::require(users.empty() || option->count() == 0 || used,
-                            fmt::format("{}: pipeline '{}' makes no use of it; {} {}", option->get_name(),
-                                        pipelines.front(), users, users.find(", ") == users.npos ? "does" : "do"));
+    /// `runs`: their pipelines, each with the values by which lists tell its runs apart.
+    /// Errors  bad_input for an option that was given and that none of them looks at.
+    void refuse_unused(const std::vector<std::string>& runs) const {
+        constexpr std::string_view all_but = "all but ";
+        for (const auto& declared : declared_) {
+            const std::string_view users = declared.second;
+            const bool excludes = users.starts_with(all_but);
+            const auto looks = [&](const std::string& run) {
+                return excludes != detail::any_member(users.substr(excludes ? all_but.size() : 0), [&](auto user) {
+                           return user.starts_with("--") ? count(std::string(user)) > 0
+                                                         : (run + ' ').starts_with(std::string(user) + ' ');
+                       });
+            };
+            const bool used = users.empty() || std::any_of(runs.begin(), runs.end(), looks);
+            detail::require(declared.first->count() == 0 || used,
+                            fmt::format("{}: pipeline '{}' makes no use of it; {} {}", declared.first->get_name(),
+                                        runs.front(), users, users.find(", ") == users.npos ? "does" : "do"));
         }
     }
 };

@@ -85,7 +85,8 @@ inline void declare(command_line& app, options& o, const std::string& pipelines)
                    "train these pipelines one after the other, each as --pipeline would; ends with a table, a picture "
                    "of their losses (--plot) and a report of all (--report), beside those of each")
         ->delimiter(',')
-        ->type_name("NAME,NAME...");
+        ->type_name("NAME,NAME...")
+        ->excludes("--pipeline");
     declare(app, static_cast<data_options&>(o));
     declare(app, static_cast<model_options&>(o));
     declare(app, static_cast<training_options&>(o));
@@ -101,7 +102,11 @@ inline void declare(command_line& app, options& o, const std::string& pipelines)
 
 /// Errors  bad_input for an option that was given and that no pipeline of the run, or of --compare, looks at.
 inline void refuse_unused(const command_line& app, const options& o) {
-    app.refuse_unused(o.compare.empty() ? std::vector{o.pipeline} : o.compare);
+    std::vector<std::string> runs = o.compare.empty() ? std::vector{o.pipeline} : o.compare;
+    for (std::string& run : runs) {
+        if (run == "ddp-lgreco") { run += " --family " + o.family; }
+    }
+    app.refuse_unused(runs);
 }
 
 /// The runs that `o` asks for: one, or one of each of --compare's pipelines, whose files are to carry its name.
@@ -138,7 +143,7 @@ inline void complete(options& o, bool pipeline_is_single_rank, int processes) {
     if (o.recompute < 0) { o.recompute = o.device == "cuda" ? 0 : 1; }
     detail::complete_ranks(o, pipeline_is_single_rank, processes);
     complete(static_cast<const round_options&>(o));
-    detail::complete_network(o);
+    detail::complete_network(o, pipeline_is_single_rank);
     require(!o.random_weights || o.of_forward_passes(),
             fmt::format("--model: {} is for measurements of mezo, zo2 and distzo2; pipeline '{}' trains gpt2 models",
                         o.model_name, o.pipeline));

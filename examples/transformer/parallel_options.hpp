@@ -44,16 +44,16 @@ inline void declare(command_line& app, parallel_options& o) {
         ->check(ranks);
     app.add_option("--pp", o.pp, "ranks that have some of the layers each; tp: 1")->check(ranks);
     app.add_option("--dp", o.dp,
-                   "replicas, which have parts of the batch; --ranks is --tp times --pp times --dp times "
-                   "--sp; those not given are 1, but what is left for tp's --tp, pp's --pp, 3d's --dp")
+                   "replicas, which have parts of the batch; --ranks is --tp times --pp times --dp times --sp; those "
+                   "not given are 1, but what is left for tp's --tp, pp's --pp, 3d's --dp")
         ->check(ranks);
     app.add_option("--sp", o.sp,
-                   "ranks that have parts of every sequence, two chunks each, and attend to it in a ring; "
-                   "with --lengths documents are where zeppelin places them")
+                   "ranks that have parts of every sequence, two chunks each, and attend to it in a ring; with "
+                   "--lengths documents are where zeppelin places them")
         ->check(ranks);
     app.add_option("--zero", o.zero,
-                   "--dp times --sp ranks, which have the same part of the model, share 1: the optimizer's "
-                   "state, as zero1 does, 2: also gradients, 3: also parameters; 2 and 3 with --pp 1")
+                   "--dp times --sp ranks, which have the same part of the model, share 1: the optimizer's state, as "
+                   "zero1 does, 2: also gradients, 3: also parameters; 2 and 3 with --pp 1")
         ->check(CLI::Range(0, 3))
         ->capture_default_str();
     app.used_by("tp, 3d");
@@ -61,8 +61,8 @@ inline void declare(command_line& app, parallel_options& o) {
                  "ranks that share layers divide the rows between them: each normalizes and keeps its share");
     app.used_by("pp, 3d");
     app.add_option("--pipeline-schedule", o.pipeline_schedule,
-                   "gpipe, 1f1b, interleaved (two stages a rank), zb-h1, zb-v (two stages a rank) or dualpipe "
-                   "(two copies of the model)")
+                   "gpipe, 1f1b, interleaved (two stages a rank), zb-h1, zb-v (two stages a rank) or dualpipe (two "
+                   "copies of the model)")
         ->capture_default_str();
 }
 
@@ -119,6 +119,8 @@ template <class Options> void expect_shareable_attention(const Options& o) {
     if (!o.of_parts()) { return; }
     require(o.capacity == 0 || !o.lengths.empty(),
             "--capacity: sequences of one length are divided evenly; --lengths draws documents");
+    require(o.nodes == 0 || !o.network.empty() || o.shares_attention() || !o.compare.empty(),
+            "--nodes: makes a difference to --sp ranks that share sequences, and with --network");
     if (!o.shares_attention()) { return; }
     require(o.model.context >= 2 * o.sp,
             fmt::format("--sp: {} ranks have two chunks each of a sequence, which are more than the {} tokens of "

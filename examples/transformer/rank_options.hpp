@@ -37,19 +37,21 @@ inline void declare(command_line& app, rank_options& o) {
         ->check(within(1, 1024));
     app.add_option("--backend", o.backend, "threads; under mpirun mpi, or nccl with a GPU a process")
         ->capture_default_str();
-    app.add_option("--nodes", o.nodes,
-                   "machines that the ranks are on, neighbors together: where each has several, gradients but those of "
-                   "ddp-powersgd are compressed between machines alone; default: by host names")
-        ->check(within(1, 1024));
+    app.add_option(
+        "--precision", o.precision,
+        "float or double; with --device cuda bf16, float or, for mezo, zo2 and distzo2, float16; default the first");
+    app.used_by("all but local, zo2");
     app.add_option("--network", o.network,
                    "let the network between machines be as slow as this, bandwidth and latency as in 1Gbit,50us; "
                    "latency 0 if left out; "
                    "without --nodes each rank is a machine")
         ->type_name("LINK");
-    app.add_option(
-        "--precision", o.precision,
-        "float or double; with --device cuda bf16, float or, for mezo, zo2 and distzo2, float16; default the "
-        "first");
+    app.used_by("ddp-4bit, ddp-topk, ddp-lgreco --family quantize, ddp-lgreco --family topk, co2-zero, even-ring, "
+                "zeppelin, tp, pp, 3d, --network");
+    app.add_option("--nodes", o.nodes,
+                   "machines that the ranks are on, neighbors together: where each has several, gradients are "
+                   "compressed between machines alone; default: by host names")
+        ->check(within(1, 1024));
 }
 
 /// A --network as a link. Errors: bad_input.
@@ -98,12 +100,16 @@ template <class Options> void complete_ranks(Options& o, bool pipeline_is_single
             fmt::format("--ranks: {} asked for, but mpirun started {}", o.ranks, processes));
 }
 /// Between machines; ranks are known. Errors: bad_input.
-inline void complete_network(const rank_options& o) {
+inline void complete_network(const rank_options& o, bool pipeline_is_single_rank) {
     require(o.device != "cuda" || o.network.empty(),
             "--network: only ranks on the CPU pretend to have another network");
     if (!o.network.empty()) { static_cast<void>(stated_link(o.network)); }  // refuses
     require(o.nodes == 0 || o.ranks % o.nodes == 0,
             fmt::format("--nodes: {} ranks cannot be divided among {} machines", o.ranks, o.nodes));
+    require(
+        o.network.empty() || o.nodes > 1 || (o.nodes == 0 && o.ranks > 1) || pipeline_is_single_rank,
+        fmt::format("--network: is between machines, and there is 1, of {} ranks; --nodes or --ranks says otherwise",
+                    o.ranks));
 }
 
 }  // namespace detail

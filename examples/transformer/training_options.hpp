@@ -49,16 +49,6 @@ inline void declare(command_line& app, training_options& o) {
     app.add_option("--batch", o.batch, "sequences per step, all ranks together")
         ->check(within(1, 1'000'000))
         ->capture_default_str();
-    app.add_option("--micro-batch", o.micro_batch,
-                   "sequences a rank computes at a time, accumulating gradients; default: up to 256 tokens, with "
-                   "--device cuda all")
-        ->check(within(1, 1'000'000));
-    app.add_option(
-           "--recompute", o.recompute,
-           "what backward computes again instead of keeping it: 0 nothing, 1 GELU, 2 also layer normalization, 3 "
-           "(tp, pp, 3d) all but what enters a stage; default 1, with --device cuda and schedules that defer "
-           "weights' gradients (zb-h1, zb-v, dualpipe) 0")
-        ->check(within(0, 3));
     app.add_option_function<double>(
            "--lr",
            [&o](double rate) {
@@ -73,6 +63,18 @@ inline void declare(command_line& app, training_options& o) {
     app.add_option("--seed", o.seed, "of initial weights, samples and generated text")
         ->check(within(0, std::numeric_limits<long>::max()))
         ->capture_default_str();
+    app.used_by("all but packed, even-ring, zeppelin");
+    app.add_option("--micro-batch", o.micro_batch,
+                   "sequences a rank computes at a time, accumulating gradients; default: up to 256 tokens, with "
+                   "--device cuda all")
+        ->check(within(1, 1'000'000));
+    app.used_by("all but mezo, zo2, distzo2");
+    app.add_option(
+           "--recompute", o.recompute,
+           "what backward computes again instead of keeping it: 0 nothing, 1 GELU, 2 also layer normalization, 3 (tp, "
+           "pp, 3d) all but what enters a stage; default 1, with --device cuda and schedules that defer weights' "
+           "gradients (zb-h1, zb-v, dualpipe) 0")
+        ->check(within(0, 3));
 }
 
 /// Errors: bad_input.

@@ -53,48 +53,50 @@ inline constexpr std::array<std::string_view, 3> ways_to_gather{"collective", "m
 
 inline void declare(command_line& app, estimate_options& o) {
     using detail::within;
-    app.begin("Forward passes alone", zeroth_options::pipelines);
+    app.begin("Forward passes alone", "mezo, distzo2");
     app.add_option(
            "--zo-parallel", o.zo_parallel,
-           "ranks share the two sides of a direction (perturbation, 2 ranks), parts of the batch (data), or both "
-           "(2d, an even number)")
+           "ranks share the two sides of a direction (perturbation, 2 ranks), parts of the batch (data), or both (2d, "
+           "an even number)")
         ->capture_default_str();
+    app.used_by(zeroth_options::pipelines);
     app.add_option("--epsilon", o.epsilon, "how far weights are moved to either side")->capture_default_str();
     app.add_option("--directions", o.directions, "random directions of a step")
         ->check(within(1, static_cast<long>(tutti::zeroth::max_directions)))
         ->capture_default_str();
     app.add_option("--shards", o.shards,
-                   "parts of the batch that losses are averaged over; runs of equal shards and micro-batches "
-                   "have the same bits on any number of ranks; default: one a rank, or pair")
+                   "parts of the batch that losses are averaged over; runs of equal shards and micro-batches have the "
+                   "same bits on any number of ranks; default: one a rank, or pair")
         ->check(within(1, 1'000'000));
 }
 inline void declare(command_line& app, zeroth_options& o) {
     app.begin("Forward passes alone", zeroth_options::offloading_pipelines);
     app.add_option("--slots", o.slot_count,
-                   "blocks (layers) that are on the device at a time, arriving, in use or leaving; no "
-                   "more than there are; default 3")
+                   "blocks (layers) that are on the device at a time, arriving, in use or leaving; no more than there "
+                   "are; default 3")
         ->check(CLI::Range(1, 1000));
     app.add_option("--blocks-resident", o.blocks_resident,
                    "the first so many blocks stay on the device instead, as the tables do")
         ->check(CLI::Range(0, 1000))
         ->capture_default_str();
     app.add_option("--upload-bits", o.upload_bits,
-                   "keep weights as floats, which take every update however small, and bring them to the "
-                   "device in 16 or 8 bits; default: kept and brought in --precision")
+                   "keep weights as floats, which take every update however small, and bring them to the device in 16 "
+                   "or 8 bits; default: kept and brought in --precision")
         ->check(CLI::IsMember({16, 8}));
     app.add_option("--renew-every", o.renew_every,
-                   "with --upload-bits: steps until a block's floats come, take their updates and are encoded anew; in "
-                   "between these are applied to what comes; default 8")
-        ->check(CLI::Range(1, 1000));
+                   "steps until a block's floats come, take their updates and are encoded anew; in between these are "
+                   "applied to what comes; default 8")
+        ->check(CLI::Range(1, 1000))
+        ->needs("--upload-bits");
     app.used_by("distzo2");
     app.add_flag(
         "--sliced", o.sliced,
         "each rank keeps, uploads and stores one part of a block, and ranks gather the others from each other");
-    app.add_option(
-           "--gather", o.gather,
-           "with --sliced: by the communicator's collective, by messages, or by copies of what other threads of "
-           "the process have, on GPUs by copy engines; default: all are measured, and the fastest is taken")
-        ->check(CLI::IsMember(std::vector<std::string>(ways_to_gather.begin(), ways_to_gather.end())));
+    app.add_option("--gather", o.gather,
+                   "by the communicator's collective, by messages, or by copies of what other threads of the process "
+                   "have, on GPUs by copy engines; default: all are measured, and the fastest is taken")
+        ->check(CLI::IsMember(std::vector<std::string>(ways_to_gather.begin(), ways_to_gather.end())))
+        ->needs("--sliced");
 }
 
 /// Fills what was not said. Errors: bad_input for what the pipeline cannot do.
@@ -107,16 +109,15 @@ inline void complete(zeroth_options& o, const std::string& pipeline, const std::
         return;
     }
     require(!o.sliced || ranks > 1, "--sliced: 1 rank has whole blocks; --ranks or --gpus says how many there are");
-    require(o.gather.empty() || o.sliced, "--gather: without --sliced each rank has whole blocks, and gathers nothing");
     require(o.gather != "copies" || threads,
             "--gather copies: for ranks that are threads of one process, without --network; collective and messages go "
             "over any");
-    require(o.renew_every == 0 || o.upload_bits != 0,
-            "--renew-every: without --upload-bits there are no floats beside the weights that travel");
     require(o.upload_bits == 0 || precision != "double",
             "--upload-bits: weights are kept as floats; --precision double needs more");
     require(o.blocks_resident <= layers,
             fmt::format("--blocks-resident: {} blocks of a model of {}", o.blocks_resident, layers));
+    require(o.slot_count == 0 || o.blocks_resident < layers,
+            "--slots: no block comes to the device, where --blocks-resident has them all");
     if (o.upload_bits != 0 && o.renew_every == 0) { o.renew_every = zeroth_options::usual_renewal; }
     if (o.slot_count == 0) { o.slot_count = zeroth_options::usual_slots; }
 }

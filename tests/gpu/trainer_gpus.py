@@ -40,13 +40,14 @@ def check_trace(folder, report):
         sys.exit("trace and report disagree on the exposed communication")
 
 
-FAMILIES = (("quantize", "ddp-4bit"), ("topk", "ddp-topk"), ("powersgd", "ddp-powersgd"))
+FAMILIES = (("quantize", "ddp-4bit", ()), ("topk", "ddp-topk", ()), ("powersgd", "ddp-powersgd", ("--rank", "8")))
+CHOSEN = ("--pipeline", "ddp-lgreco", "--select-every", "20", "--family")
 
 
 def check_levels(folder, *options):
     """Levels are functions of gradients, not of time: the same bits twice. They change when they should."""
-    for family, _ in FAMILIES:
-        chosen = [train(folder, *options, "--pipeline", "ddp-lgreco", "--family", family) for _ in range(2)]
+    for family, _, level in FAMILIES:
+        chosen = [train(folder, *options, *CHOSEN, family, *level) for _ in range(2)]
         changes = chosen[0]["levels"]["changes"]
         print("%s: levels %s" % (family, changes[-1][1]))
         if chosen[0]["parameter_hash"] != chosen[1]["parameter_hash"] or chosen[1]["levels"]["changes"] != changes:
@@ -57,9 +58,9 @@ def check_levels(folder, *options):
 
 def check_bytes(folder, *options):
     """Chosen levels send no more than one level for all, but for a few kilobytes of tables."""
-    for family, uniform in FAMILIES:
-        chosen = train(folder, *options, "--pipeline", "ddp-lgreco", "--family", family)
-        same = train(folder, *options, "--pipeline", uniform)
+    for family, uniform, level in FAMILIES:
+        chosen = train(folder, *options, *CHOSEN, family, *level)
+        same = train(folder, *options, "--pipeline", uniform, *level)
         sent, bar = (report["wire_bytes_per_rank_per_step"] for report in (chosen, same))
         print("%s: %d bytes a step, %d at one level" % (family, sent, bar))
         if sent > bar + 1000:
@@ -101,9 +102,9 @@ def main():
                     what = "%s in %d processes on %d GPUs" % (precision, count, min(count, present))
                     expect_close(what, losses(several), losses(one), bar)
 
-        check_levels(folder, "--data", text, "--steps", "42", "--select-every", "20", "--rank", "8")
+        check_levels(folder, "--data", text, "--steps", "42")
         if present > 1:
-            check_bytes(folder, "--data", text, "--steps", "42", "--select-every", "20", "--rank", "8", "--gpus", "2")
+            check_bytes(folder, "--data", text, "--steps", "42", "--gpus", "2")
 
         if present > 3:
             check_nodes(folder, "--data", text, "--steps", "20")

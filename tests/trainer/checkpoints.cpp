@@ -112,7 +112,7 @@ TEST_CASE("what cannot go on says why") {
         std::string says;
     };
     const std::vector<refusal> cases{
-        {"--steps 4 --resume", 2, "--resume: needs --checkpoint"},
+        {"--steps 4 --resume", 2, "--resume requires --checkpoint"},
         {"--steps 4 --checkpoint ''", 2, "--checkpoint"},
         {"--steps 4 --checkpoint kept", 2, "add --resume"},
         {"--steps 4 --stop-after 5", 2, "--stop-after: 5 steps"},

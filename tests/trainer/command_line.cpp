@@ -94,7 +94,7 @@ TEST_CASE("what cannot be done is refused: exit code 2, one line, nothing writte
         {"--tokens tokens --validation-tokens ''", "--validation-tokens"},
         {"--tokens tokens --validation-tokens text", "--validation-tokens: 'text': magic number"},
         {"--tokens foreign", "token number 1 is 50257"},
-        {"--data text --validation-tokens tokens", "--validation-tokens: needs --tokens"},
+        {"--data text --validation-tokens tokens", "--validation-tokens requires --tokens"},
         {"--data text --model gpt3", "gpt2-124m"},
         {"--data text --model ''", "gpt2-124m"},
         {"--data text --model gpt2-124m --layers 6", "--layers: 6 contradicts"},

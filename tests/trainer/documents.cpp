@@ -316,7 +316,6 @@ TEST_CASE("what documents cannot be trained on is refused") {
     using options = transformer::options;
     CHECK(refused([](options& o) { o.lengths.clear(); }) == "--pipeline: 'zeppelin' needs --lengths");
     CHECK(refused([](options&) {}, "ddp") == "--lengths: pipeline 'ddp' trains on sequences of one length");
-    CHECK(refused([](options& o) { o.micro_batch = 2; }).starts_with("--micro-batch: pipeline 'zeppelin'"));
     CHECK(refused([](options& o) { o.capacity = 100; }) ==
           "--capacity: 4 ranks of 100 tokens do not hold the 768 of a step");
     CHECK(refused([](options& o) { o.ranks = 64, o.capacity = 63; }, "packed") ==

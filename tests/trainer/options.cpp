@@ -1,8 +1,10 @@
 // --model and what contradicts it; the sizes that follow from --model and --tokens; the command lines of the documents.
+#include <algorithm>   // set_difference
 #include <cmath>       // lround
 #include <cstddef>     // counts
 #include <filesystem>  // pipelines
 #include <fstream>     // documents
+#include <iterator>    // inserter
 #include <set>         // names
 #include <sstream>     // files
 #include <string>      // command lines
@@ -39,11 +41,13 @@ options taken(const std::string& line) {
     return o;
 }
 
-/// Why it is not taken; empty if it is.
-std::string refusal(const std::string& line) {
+/// Why a command line is refused; empty if it is not. `processes` are mpirun's.
+std::string refusal(const std::string& line, int processes = 0) {
     try {
-        static_cast<void>(taken(line));
-    } catch (const bad_input& e) { return e.what(); }
+        for (options& o : runs_of(taken(line))) {
+            complete(o, o.pipeline == "local" || o.pipeline == "zo2", o.backend == "threads" ? 0 : processes);
+        }
+    } catch (const std::exception& e) { return e.what(); }
     return {};
 }
 
@@ -215,54 +219,114 @@ std::set<std::string> names_of_pipelines() {
 }
 
 TEST_CASE("an option is for the pipelines that look at it, and refused where the run has none of them") {
-    // With spaces around each of their users.
-    const std::string rounds = " local-sgd slowmo co2 co2-zero diloco eager-diloco cocod ";
-    const std::pair<std::vector<std::string>, std::string> table[] = {
-        {{"--bits 4"}, " ddp-4bit ddp-lgreco "},
-        {{"--density 0.01"}, " ddp-topk ddp-lgreco "},
-        {{"--rank 4"}, " ddp-powersgd ddp-lgreco "},
-        {{"--family topk", "--alpha 1", "--level-range 2", "--select-every 100", "--error-sum norms",
-          "--measure local"},
-         " ddp-lgreco "},
-        {{"--levels-picture x"}, " ddp-4bit ddp-topk ddp-powersgd ddp-lgreco "},
-        {{"--tau 8", "--sync-steps 0", "--fragments 1"}, rounds},
-        {{"--beta 0.5"}, " slowmo co2 co2-zero diloco eager-diloco "},
-        {{"--gap scalar"}, " co2 co2-zero "},
-        {{"--lengths magi", "--capacity 64"}, " packed even-ring zeppelin tp pp 3d "},
-        {{"--plan-picture x"}, " packed even-ring zeppelin "},
-        {{"--tp 1", "--pp 1", "--dp 1", "--sp 1", "--zero 0"}, " tp pp 3d "},
-        {{"--sequence-parallel"}, " tp 3d "},
-        {{"--pipeline-schedule 1f1b"}, " pp 3d "},
-        {{"--zo-parallel data", "--epsilon 1e-3", "--directions 1", "--shards 1"}, " mezo zo2 distzo2 "},
-        {{"--slots 3", "--blocks-resident 0", "--upload-bits 8", "--renew-every 8"}, " zo2 distzo2 "},
-        {{"--sliced", "--gather messages"}, " distzo2 "}};
-    std::string known = " --help --pipeline --compare --data --tokens --validation-tokens --model --context --layers "
-                        "--heads --width --load --steps --stop-after --batch --micro-batch --recompute --lr "
-                        "--eval-every --seed --device --gpus --ranks --backend --nodes --network --precision "
-                        "--report --trace --plot --save --checkpoint --checkpoint-every --resume --quiet ";
-    for (const auto& row : table) {
-        for (const std::string& option : row.first) {
-            const std::string name = option.substr(0, option.find(' '));
-            known += name + ' ';
-            for (const std::string& pipeline : names_of_pipelines()) {
-                const bool used = row.second.find(' ' + pipeline + ' ') != std::string::npos;
-                const std::string says = refusal("--pipeline " + pipeline + ' ' + option);
-                CHECK_MESSAGE(says.empty() == used, pipeline, ' ', option);
-                CHECK(says.starts_with(used ? "" : name + ": pipeline '" + pipeline + "' makes no use of it; "));
+    using names = std::set<std::string>;
+    const names pipelines = names_of_pipelines();
+    const std::string topk = "ddp-lgreco --family topk", powersgd = "ddp-lgreco --family powersgd";
+    const names chosen{"ddp-lgreco", topk, powersgd}, parts{"tp", "pp", "3d"},
+        packing{"packed", "even-ring", "zeppelin"};
+    const names rounds{"local-sgd", "slowmo", "co2", "co2-zero", "diloco", "eager-diloco", "cocod"};
+    const names passes{"mezo", "zo2", "distzo2"}, offloading{"zo2", "distzo2"};
+    names runs = pipelines;
+    runs.insert(chosen.begin(), chosen.end());
+    const auto all_but = [&](const names& few) {
+        names others;
+        std::set_difference(runs.begin(), runs.end(), few.begin(), few.end(), std::inserter(others, others.end()));
+        return others;
+    };
+    // Values are those without the option: giving them counts.
+    const std::pair<std::string, names> table[] = {
+        {"--data x, --tokens x, --tokens x --validation-tokens x, --model gpt2-124m, --context 64, --layers 6, --heads "
+         "6, --width 96, --load x, --steps 9, --stop-after 9, --batch 12, --lr 1e-3, --eval-every 9, --seed 1, "
+         "--device cpu, --gpus 1, --ranks 4, --backend threads, --precision float, --report x, --trace x, --plot x, "
+         "--save x, --checkpoint x, --checkpoint x --checkpoint-every 9, --resume --checkpoint x, --quiet",
+         runs},
+        {"--bits 4", {"ddp-4bit", "ddp-lgreco"}},
+        {"--density 0.01", {"ddp-topk", topk}},
+        {"--rank 4", {"ddp-powersgd", powersgd}},
+        {"--family quantize, --alpha 1, --level-range 2, --select-every 100, --error-sum norms, --measure local",
+         chosen},
+        {"--levels-picture x", {"ddp-4bit", "ddp-topk", "ddp-powersgd", "ddp-lgreco", topk, powersgd}},
+        {"--tau 8, --sync-steps 0, --fragments 1", rounds},
+        {"--beta 0.5", {"slowmo", "co2", "co2-zero", "diloco", "eager-diloco"}},
+        {"--gap scalar", {"co2", "co2-zero"}},
+        {"--lengths magi, --capacity 64", {"packed", "even-ring", "zeppelin", "tp", "pp", "3d"}},
+        {"--plan-picture x", packing},
+        {"--micro-batch 1", all_but(packing)},
+        {"--recompute 1", all_but(passes)},
+        {"--nodes 1",
+         {"ddp-4bit", "ddp-topk", "ddp-lgreco", topk, "co2-zero", "even-ring", "zeppelin", "tp", "pp", "3d"}},
+        {"--network 1Gbit, --network 1Gbit --nodes 2", all_but({"local", "zo2"})},
+        {"--tp 1, --pp 1, --dp 1, --sp 1, --zero 0", parts},
+        {"--sequence-parallel", {"tp", "3d"}},
+        {"--pipeline-schedule 1f1b", {"pp", "3d"}},
+        {"--zo-parallel data", {"mezo", "distzo2"}},
+        {"--epsilon 1e-3, --directions 1, --shards 1", passes},
+        {"--slots 3, --blocks-resident 0, --upload-bits 8, --renew-every 8 --upload-bits 8", offloading},
+        {"--sliced, --gather messages --sliced", {"distzo2"}}};
+    std::string known = " --help --pipeline --compare ";
+    for (const auto& [lines, users] : table) {
+        known += lines + ' ';
+        const auto expect = [&, users = users](std::string_view option) {
+            for (const std::string& run : runs) {
+                if (run.find(option.substr(0, option.find(' '))) != std::string::npos) { continue; }
+                const std::string says = refusal(fmt::format("--pipeline {} {}", run, option));
+                const bool unused = says.find(" makes no use of it; ") != std::string::npos;
+                CHECK_MESSAGE(unused != users.contains(run), run, ' ', option, ": ", says);
             }
-        }
+            return false;  // on to the next
+        };
+        CHECK_FALSE(detail::any_member(lines, expect));
     }
     command_line app;
     options o;
     declare(app, o, "");
-    for (const CLI::Option* const option : app.get_options()) {  // a new one belongs into the table, or above it
+    for (const CLI::Option* const option : app.get_options()) {  // a new one belongs in the table, or above it
         CHECK_MESSAGE(known.find(' ' + option->get_name() + ' ') != std::string::npos, option->get_name());
     }
-    CHECK(refusal("--pipeline ddp-4bit --alpha 2") ==
-          "--alpha: pipeline 'ddp-4bit' makes no use of it; ddp-lgreco does");
-    CHECK(refusal("--compare ddp,zero1 --epsilon 1e-3") ==
-          "--epsilon: pipeline 'ddp' makes no use of it; mezo, zo2, distzo2 do");
-    CHECK(refusal("--compare ddp,co2 --tau 8 --gap none").empty());
+}
+
+TEST_CASE("an option that would do nothing beside others is refused, with what to do") {
+    const std::pair<const char*, const char*> table[] = {
+        {"--pipeline ddp-lgreco --family topk --bits 3",
+         "--bits: pipeline 'ddp-lgreco --family topk' makes no use of it; ddp-4bit, ddp-lgreco --family quantize do"},
+        {"--pipeline ddp-4bit --alpha 2", "--alpha: pipeline 'ddp-4bit' makes no use of it; ddp-lgreco does"},
+        {"--pipeline mezo --recompute 2",
+         "--recompute: pipeline 'mezo' makes no use of it; all but mezo, zo2, distzo2 do"},
+        {"--compare ddp,zero1 --epsilon 1e-3", "--epsilon: pipeline 'ddp' makes no use of it; mezo, zo2, distzo2 do"},
+        {"--compare ddp,co2 --tp 2", "--tp: pipeline 'ddp' makes no use of it; tp, pp, 3d do"},
+        {"--compare ddp,co2 --tau 8 --gap none", ""},
+        {"--compare mezo,zo2 --slots 2", ""},
+        {"--compare local,ddp --network 1Gbit", ""},
+        {"--compare ddp,ddp-4bit --nodes 2", ""},
+        {"--compare ddp,ddp-lgreco --family topk --bits 3",
+         "--bits: pipeline 'ddp' makes no use of it; ddp-4bit, ddp-lgreco --family quantize do"},
+        {"--compare ddp,zeppelin --lengths magi", "--lengths: pipeline 'ddp' trains on sequences of one length"},
+        {"--compare ddp,tp --tp 2 --recompute 3",
+         "--recompute 3: pipeline 'ddp' has the whole model on every rank; tp, pp, 3d do not"},
+        {"--compare ddp,co2 --pipeline co2", "--pipeline excludes --compare"},
+        {"--checkpoint-every 5", "--checkpoint-every requires --checkpoint"},
+        {"--resume", "--resume requires --checkpoint"},
+        {"--validation-tokens x", "--validation-tokens requires --tokens"},
+        {"--pipeline distzo2 --gather copies", "--gather requires --sliced"},
+        {"--pipeline zo2 --renew-every 8", "--renew-every requires --upload-bits"},
+        {"--pipeline zo2 --blocks-resident 4 --layers 4 --slots 2",
+         "--slots: no block comes to the device, where --blocks-resident has them all"},
+        {"--network 1Gbit --ranks 1",
+         "--network: is between machines, and there is 1, of 1 ranks; --nodes or --ranks says otherwise"},
+        {"--network 1Gbit --nodes 1",
+         "--network: is between machines, and there is 1, of 4 ranks; --nodes or --ranks says otherwise"},
+        {"--pipeline pp --nodes 2",
+         "--nodes: makes a difference to --sp ranks that share sequences, and with --network"},
+        {"--pipeline pp --pp 2 --sp 2 --nodes 2", ""}};
+    for (const auto& row : table) {
+        CAPTURE(row.first);
+        CHECK(refusal(row.first) == std::string(row.second));
+    }
+    // What is for others of a comparison does not change a run.
+    auto compared = runs_of(taken("--compare mezo,distzo2 --ranks 2 --sliced"));
+    for (options& o : compared) { complete(o, false, 0); }
+    CHECK(!compared[0].zeroth.sliced);
+    CHECK(compared[1].zeroth.sliced);
 }
 
 TEST_CASE("a stated network is bandwidth and latency, and for ranks on the CPU") {
@@ -324,22 +388,13 @@ std::vector<std::string> command_lines(const std::string& document) {
     return lines;
 }
 TEST_CASE("the documents' command lines are accepted") {
-    const std::set<std::string> pipelines = names_of_pipelines();
     const std::pair<const char*, std::size_t> documents[] = {{"README.md", 6}, {"examples/transformer/README.md", 30}};
     for (const auto& document : documents) {
         const auto lines = command_lines(document.first);
         CHECK_MESSAGE(lines.size() >= document.second, document.first);
         for (const std::string& line : lines) {
             CAPTURE(line);
-            std::string refusal;
-            try {
-                for (options& o : runs_of(taken(line))) {
-                    CHECK_MESSAGE(pipelines.contains(o.pipeline), o.pipeline);
-                    const bool single = o.pipeline == "local" || o.pipeline == "zo2";
-                    complete(o, single, o.backend == "threads" ? 0 : 8);
-                }
-            } catch (const std::exception& e) { refusal = e.what(); }
-            CHECK(refusal == "");
+            CHECK(refusal(line, 8) == "");
         }
     }
 }
