@@ -1,4 +1,4 @@
-// The files that the planner reads: a machine with what was measured on it, and jobs whose time is asked for.
+// Files of the planner and of simulate_cluster: a machine with what was measured on it, jobs whose time is asked for.
 // Needs nlohmann-json. What a file says too much or too little is an error that names the file and the place.
 #pragma once
 
@@ -19,10 +19,10 @@
 #include <fmt/format.h>       // messages
 #include <nlohmann/json.hpp>  // files
 
+#include <transformer/bad_input.hpp>  // errors of requests
+
 #include <tutti/core/error.hpp>  // usage_error
 #include <tutti/plan/plan.hpp>   // machines, models, jobs
-
-#include "bad_input.hpp"
 
 namespace plan_a_job {
 
@@ -200,10 +200,16 @@ inline void read_link(const object& o, const char* key, tutti::comm::link& into,
     if (l.has("bytes_per_second")) { known.links = plan::evidence::given; }
 }
 
-/// A machine's figures, those of a published one it is like, and what was measured on it: products and collectives, from
-/// which launches and efficiencies of products and of links are fitted, or whole steps, which fit all three
-/// efficiencies. `name` is what the machine is called.
+/// For --help.
+inline constexpr const char* machine_help =
+    "frontier, dgx-a100, hgx-h100, hgx-h200, or a JSON file: its figures, and products, collectives or steps that were "
+    "measured on it";
+
+/// A --machine: a published one, or a file's figures, those of a published one it is like, and what was measured on it:
+/// products and collectives, from which launches and efficiencies of products and of links are fitted, or whole steps,
+/// which fit all three efficiencies. `name` becomes what a file's machine is called, and outlives what is returned.
 [[nodiscard]] inline plan::machine machine_of(const std::string& path, std::string& name) {
+    if (!path.ends_with(".json")) { return plan::machine_named(path); }
     const json file = read_json(path);
     const object o(file, path,
                    {"name", "like", "flops", "memory_bytes", "memory_bandwidth", "ranks_per_node", "inside", "between",

@@ -16,9 +16,10 @@
 #include <tutti/core/error.hpp>  // usage_error
 #include <tutti/plan/plan.hpp>   // search
 
-#include "bad_input.hpp"
+#include <transformer/bad_input.hpp>   // refusals
+#include <transformer/whole_file.hpp>  // files that appear whole
+
 #include "files.hpp"
-#include "whole_file.hpp"
 
 namespace {
 
@@ -42,10 +43,7 @@ struct options {
 std::optional<int> parse(int argc, char** argv, options& o) {
     CLI::App app("Plans a training job: layouts of a model over GPUs, fastest first, with memory and reasons.",
                  "plan_a_job");
-    app.add_option("--machine", o.machine,
-                   "frontier, dgx-a100, hgx-h100, hgx-h200, or a JSON file: its figures, and "
-                   "products, collectives or steps that were measured on it")
-        ->capture_default_str();
+    app.add_option("--machine", o.machine, machine_help)->capture_default_str();
     const CLI::Range ranks(1, 1 << 24);
     const CLI::Range sequences(std::int64_t{1}, std::int64_t{1} << 40);
     app.add_option("--gpus", o.space.ranks, "how many")->check(ranks);
@@ -267,10 +265,8 @@ int main(int argc, char** argv) {
     try {
         options o;
         if (const auto code = parse(argc, argv, o)) { return *code; }
-        const bool is_file = o.machine.ends_with(".json");
-        std::string name = o.machine;
-        plan::machine on = is_file ? machine_of(o.machine, name) : plan::machine_named(o.machine);
-        on.name = name;
+        std::string name;
+        const plan::machine on = machine_of(o.machine, name);
         return o.predict.empty() ? search(o, on) : predict(o, on);
     } catch (const bad_input& e) { return complain(e.what(), 2); } catch (const tutti::usage_error& e) {
         return complain(e.what(), 2);

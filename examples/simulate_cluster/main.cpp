@@ -13,6 +13,7 @@
 #include <fmt/format.h>       // table
 #include <nlohmann/json.hpp>  // report
 
+#include <plan_a_job/files.hpp>       // machines
 #include <transformer/bad_input.hpp>  // refusals
 #include <transformer/chart.hpp>      // pictures
 
@@ -27,6 +28,7 @@ using namespace tutti;
 
 struct request {
     std::string recipe = "175b";
+    std::string machine;
     std::string picture, report, trace;
     int sequences = 0;
     int largest = 0;
@@ -53,10 +55,11 @@ struct study {
 };
 
 // Weak scaling: each replica has the same work.
-study frontier(const request& r, const char* model, parallel_job (*job)(int), const std::vector<int>& replicas) {
-    study s{fmt::format("{} on Frontier, weak scaling", model), "the fewest ranks", {{fmt::format("{}", model)}}};
+study frontier(const request& r, const plan::machine& on, const char* model,
+               parallel_job (*job)(int, const plan::machine&), const std::vector<int>& replicas) {
+    study s{fmt::format("{} on {}, weak scaling", model, on.name), "the fewest ranks", {{fmt::format("{}", model)}}};
     for (const int data : replicas) {
-        parallel_job j = job(data);
+        parallel_job j = job(data, on);
         if (r.largest != 0 && j.how.ranks() > r.largest) { continue; }
         if (r.sequences != 0) { j.how.micro_batches = r.sequences; }
         // Of the fewest ranks the first and the last stage are drawn.
@@ -107,11 +110,14 @@ study co2(const request& r) {
     return s;
 }
 
-study co2_over_zero(const request& r) {
-    study s{"22 billion parameters: ZeRO-3 in nodes of 8 H200, CO2 over nodes", "the fewest ranks", {{"CO2, ZeRO-3"}}};
+study co2_over_zero(const request& r, const plan::machine& on) {
+    study s{
+        fmt::format("22 billion parameters on {}: ZeRO-3 in nodes of {}, CO2 over nodes", on.name, on.ranks_per_node),
+        "the fewest ranks",
+        {{"CO2, ZeRO-3"}}};
     auto& points = s.curves[0].points;
     for (const int nodes : {2, 16, 128}) {
-        replica_job j = co2_22b(nodes);
+        replica_job j = co2_22b(nodes, on);
         if (r.largest != 0 && j.network.ranks() > r.largest) { continue; }
         schedule::timeline trace{deadline{}};
         const bool traced = !r.trace.empty() && points.empty();
@@ -222,11 +228,13 @@ void print(const study& s) {
 
 void answer(const request& r) {
     for (const std::string& file : {r.picture, r.report, r.trace}) { expect_file_name(file); }
+    std::string name;
+    const plan::machine on = plan_a_job::machine_of(r.machine, name);
     const auto start = std::chrono::steady_clock::now();
-    const study s = r.recipe == "175b"     ? frontier(r, "175 billion parameters", frontier_175b, {2, 4, 8, 16})
-                    : r.recipe == "1t"     ? frontier(r, "1 trillion parameters", frontier_1t, {1, 2, 4, 6})
+    const study s = r.recipe == "175b"     ? frontier(r, on, "175 billion parameters", frontier_175b, {2, 4, 8, 16})
+                    : r.recipe == "1t"     ? frontier(r, on, "1 trillion parameters", frontier_1t, {1, 2, 4, 6})
                     : r.recipe == "co2-7b" ? co2(r)
-                                           : co2_over_zero(r);
+                                           : co2_over_zero(r, on);
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (s.curves[0].points.empty()) {
         throw transformer::bad_input(fmt::format("--largest {}: the recipe's fewest ranks are more", r.largest));
@@ -250,6 +258,10 @@ int main(int argc, char** argv) {
     app.add_option("--recipe", r.recipe, "what is trained")
         ->check(CLI::IsMember({"175b", "1t", "co2-7b", "co2-22b"}))
         ->capture_default_str();
+    const auto* const machine = app.add_option(
+        "--machine", r.machine,
+        fmt::format("of 175b, 1t and co2-22b, as of plan_a_job: {}; default: frontier, of co2-22b hgx-h200",
+                    plan_a_job::machine_help));
     app.add_option("--picture", r.picture, "SVG file of how it scales");
     app.add_option("--report", r.report, "JSON file of all figures");
     app.add_option("--trace", r.trace, "Chrome trace of some ranks, for Perfetto");
@@ -261,11 +273,16 @@ int main(int argc, char** argv) {
         if (sequences->count() != 0 && r.recipe.starts_with("co2")) {
             throw transformer::bad_input(fmt::format("--sequences: recipe '{}' has what was published", r.recipe));
         }
+        if (machine->count() != 0 && r.recipe == "co2-7b") {
+            throw transformer::bad_input(
+                "--machine: recipe 'co2-7b' has what was published; 175b, 1t and co2-22b take it");
+        }
+        if (machine->count() == 0) { r.machine = r.recipe == "co2-22b" ? "hgx-h200" : "frontier"; }
         answer(r);
     } catch (const CLI::CallForHelp&) { fmt::print("{}", app.help()); } catch (const CLI::ParseError& e) {
         return complain(e, 2);
-    } catch (const transformer::bad_input& e) { return complain(e, 2); } catch (const std::exception& e) {
-        return complain(e, 1);
-    }
+    } catch (const transformer::bad_input& e) { return complain(e, 2); } catch (const usage_error& e) {
+        return complain(e, 2);
+    } catch (const std::exception& e) { return complain(e, 1); }
     return 0;
 }

@@ -300,8 +300,7 @@ replica_job co2_7b(int nodes, std::size_t period, bool late) {
     return j;
 }
 
-replica_job co2_22b(int nodes) {
-    const plan::machine& on = plan::hgx_h200;
+replica_job co2_22b(int nodes, const plan::machine& on) {
     return {.model = {48, 6144, 48, 51200, 2048},
             .network = simulate::network_of(on, nodes * on.ranks_per_node),
             .rates = simulate::rates_of(on),
@@ -311,7 +310,7 @@ replica_job co2_22b(int nodes) {
             .late = true};
 }
 
-parallel_job frontier_175b(int data) {
+parallel_job frontier_175b(int data, const plan::machine& on) {
     return {{96, 12288, 96, 50688, 2048},
             {.tensor = 4,
              .pipeline = 16,
@@ -319,9 +318,9 @@ parallel_job frontier_175b(int data) {
              .zero_stage = 1,
              .recompute = plan::recomputation::full,
              .micro_batches = 640},
-            plan::frontier};
+            on};
 }
-parallel_job frontier_1t(int data) {
+parallel_job frontier_1t(int data, const plan::machine& on) {
     return {{128, 25600, 128, 50688, 2048},
             {.tensor = 8,
              .pipeline = 64,
@@ -329,7 +328,7 @@ parallel_job frontier_1t(int data) {
              .zero_stage = 1,
              .recompute = plan::recomputation::full,
              .micro_batches = 1600},
-            plan::frontier};
+            on};
 }
 
 }  // namespace simulate_cluster

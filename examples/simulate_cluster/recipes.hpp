@@ -47,14 +47,14 @@ struct replica_job {
 ///            1 / 13.95, which is what the published 0.86 at a period of 12 says.
 /// Source     Sun et al., CO2, ICLR 2024, arXiv:2401.16265, table 3.
 [[nodiscard]] replica_job co2_7b(int nodes, std::size_t period, bool late = true);
-/// 22 billion parameters, ZeRO-3 on nodes of 8 H200, CO2 over nodes.
-[[nodiscard]] replica_job co2_22b(int nodes);
+/// 22 billion parameters, ZeRO-3 on nodes of H200, or of another machine, CO2 over nodes.
+[[nodiscard]] replica_job co2_22b(int nodes, const tutti::plan::machine& on = tutti::plan::hgx_h200);
 
-/// The jobs of Frontier, with `data` replicas of 640 and 1600 sequences a step each.
+/// The jobs of Frontier, there or on another machine, with `data` replicas of 640 and 1600 sequences a step each.
 ///
 /// Source  Dash et al. 2023, arXiv:2312.12705. Its tables could not be read: cuts and sizes of batches are those of the
 ///         authors' scripts, and of the abstract's numbers of ranks.
-[[nodiscard]] parallel_job frontier_175b(int data);
-[[nodiscard]] parallel_job frontier_1t(int data);
+[[nodiscard]] parallel_job frontier_175b(int data, const tutti::plan::machine& on = tutti::plan::frontier);
+[[nodiscard]] parallel_job frontier_1t(int data, const tutti::plan::machine& on = tutti::plan::frontier);
 
 }  // namespace simulate_cluster
