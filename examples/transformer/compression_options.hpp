@@ -2,8 +2,9 @@
 // Needs CLI11.
 #pragma once
 
-#include <cmath>   // isfinite, lround
-#include <string>  // names
+#include <cmath>     // isfinite, lround
+#include <optional>  // what may be left to the family
+#include <string>    // names
 
 #include <CLI/CLI.hpp>   // command line
 #include <fmt/format.h>  // messages
@@ -19,7 +20,7 @@ struct compression_options {
     int rank = 4;                     // ddp-powersgd
     std::string family = "quantize";  // ddp-lgreco: what levels are of; and how they are chosen
     double alpha = 1;
-    double level_range = 0;  // 0: what suits the family; error_sum likewise if empty
+    std::optional<double> level_range;  // none: what suits the family; error_sum likewise if empty
     int select_every = 100;
     std::string error_sum;
     std::string measure = "local";
@@ -52,7 +53,8 @@ inline void declare(command_line& app, compression_options& o) {
         ->check(within(11, 100'000'000))
         ->capture_default_str();
     app.add_option("--error-sum", o.error_sum,
-                   "errors of matrices add up as norms or as squares; default norms, powersgd squares");
+                   "errors of matrices add up as norms or as squares; default norms, powersgd squares")
+        ->check(named("sum"));
     app.add_option("--measure", o.measure,
                    "errors are those of gradients of each rank, with what it owes (local), or of their mean (averaged)")
         ->capture_default_str();
@@ -71,10 +73,10 @@ inline void complete(compression_options& o) {
             fmt::format("--family: '{}' is not one of quantize, topk, powersgd", o.family));
     require(std::isfinite(o.alpha) && o.alpha > 0 && o.alpha <= 1000,
             fmt::format("--alpha: {} is not a positive number up to 1000", o.alpha));
-    if (o.level_range == 0) { o.level_range = o.family == "topk" ? 4 : 2; }
+    if (!o.level_range) { o.level_range = o.family == "topk" ? 4 : 2; }
     if (o.error_sum.empty()) { o.error_sum = o.family == "powersgd" ? "squares" : "norms"; }
-    require(std::isfinite(o.level_range) && o.level_range >= 1 && o.level_range <= 10'000,
-            fmt::format("--level-range: {} is not a number from 1 to 10000", o.level_range));
+    require(std::isfinite(*o.level_range) && *o.level_range >= 1 && *o.level_range <= 10'000,
+            fmt::format("--level-range: {} is not a number from 1 to 10000", *o.level_range));
     require(o.error_sum == "norms" || o.error_sum == "squares",
             fmt::format("--error-sum: '{}' is not one of norms, squares", o.error_sum));
     require(o.measure == "local" || o.measure == "averaged",

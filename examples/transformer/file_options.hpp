@@ -31,8 +31,11 @@ inline void declare(command_line& app, file_options& o) {
     app.begin("Results");
     app.add_option("--report", o.report, "JSON report")->type_name("FILE")->capture_default_str();
     app.add_option("--trace", o.trace, "Chrome trace for ui.perfetto.dev; default: trace.json beside the report")
+        ->check(named("file name"))
         ->type_name("FILE");
-    app.add_option("--plot", o.plot, "SVG picture of the loss; default: loss.svg beside the report")->type_name("FILE");
+    app.add_option("--plot", o.plot, "SVG picture of the loss; default: loss.svg beside the report")
+        ->check(named("file name"))
+        ->type_name("FILE");
     app.add_option("--save", o.save, "write the trained weights there (safetensors, F32)")
         ->check(named("file name"))
         ->type_name("FILE");
@@ -52,6 +55,10 @@ inline void declare(command_line& app, file_options& o) {
 
 /// Errors: bad_input.
 inline void complete(file_options& o) {
+    std::error_code ignored;
+    detail::require(o.checkpoint.empty() || !std::filesystem::exists(o.checkpoint, ignored) ||
+                        std::filesystem::is_directory(o.checkpoint, ignored),
+                    fmt::format("--checkpoint: '{}' is not a folder", o.checkpoint));
     const std::filesystem::path folder = std::filesystem::path(o.report).parent_path();
     if (o.trace.empty()) { o.trace = (folder / "trace.json").string(); }
     if (o.plot.empty()) { o.plot = (folder / "loss.svg").string(); }

@@ -90,7 +90,8 @@ void layer_norm_backward(matrix<const T> d_out, matrix<const T> in, const T* gai
         const T* const x = in.row(t);
         const T* const dy = d_out.row(t);
         T* const dx = d_in.row(t);
-        const auto [mean, inverse] = statistics[t];
+        const T mean = statistics[t].mean;
+        const T inverse = statistics[t].inverse_deviation;
         T mean_g = 0;   // mean of g = dy * gain
         T mean_gx = 0;  // mean of g * normalized
 #pragma omp simd reduction(+ : mean_g, mean_gx)

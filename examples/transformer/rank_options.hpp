@@ -38,8 +38,9 @@ inline void declare(command_line& app, rank_options& o) {
     app.add_option("--backend", o.backend, "threads; under mpirun mpi, or nccl with a GPU a process")
         ->capture_default_str();
     app.add_option(
-        "--precision", o.precision,
-        "float or double; with --device cuda bf16, float or, for mezo, zo2 and distzo2, float16; default the first");
+           "--precision", o.precision,
+           "float or double; with --device cuda bf16, float or, for mezo, zo2 and distzo2, float16; default the first")
+        ->check(detail::named("type"));
     app.used_by("all but local, zo2");
     app.add_option("--network", o.network,
                    "let the network between machines be as slow as this, bandwidth and latency as in 1Gbit,50us; "

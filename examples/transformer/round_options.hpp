@@ -4,6 +4,7 @@
 
 #include <charconv>      // from_chars
 #include <cstddef>       // size_t
+#include <optional>      // what may be left to the pipeline
 #include <string>        // messages
 #include <string_view>   // parts of them
 #include <system_error>  // errc
@@ -22,11 +23,11 @@ struct round_options {
     bool automatic_tau = false;  // tau steps at first, then what was measured asks for
     int synchronous_steps = 0;   // before the first round
     int fragments = 1;           // parts of the model whose rounds end in turn
-    double beta = -1;            // momentum over rounds; -1: what suits the pipeline
+    std::optional<double> beta;  // momentum over rounds; none: what suits the pipeline
     std::string gap = "scalar";  // co2: none, constant:X, scalar, elementwise
 
     [[nodiscard]] std::size_t period() const { return static_cast<std::size_t>(tau); }
-    [[nodiscard]] double outer_momentum(double usual) const { return beta < 0 ? usual : beta; }
+    [[nodiscard]] double outer_momentum(double usual) const { return beta.value_or(usual); }
     /// --gap. Errors: bad_input.
     [[nodiscard]] tutti::strategy::staleness_gap staleness() const {
         constexpr std::string_view constant = "constant:";
@@ -82,8 +83,8 @@ inline void declare(command_line& app, round_options& o) {
 /// Errors: bad_input.
 inline void complete(const round_options& o) {
     using detail::require;
-    require(o.beta == -1 || (o.beta >= 0 && o.beta < 1),
-            fmt::format("--beta: {} is not a momentum from 0 to less than 1", o.beta));
+    require(!o.beta || (*o.beta >= 0 && *o.beta < 1),
+            fmt::format("--beta: {} is not a momentum from 0 to less than 1", o.outer_momentum(0)));
     static_cast<void>(o.staleness());  // refuses
     require(
         o.fragments == 1 || (o.fragments <= o.tau && !o.automatic_tau),

@@ -107,9 +107,10 @@ template <class Options> void divide_batch(Options& o) {
     require(!o.of_forward_passes() || parts % (o.ranks / o.sides()) == 0,
             fmt::format("--shards: {} cannot be divided among {} ranks or pairs", parts, o.ranks / o.sides()));
     require(o.batch % parts == 0, fmt::format("--batch: {} sequences cannot be divided among {} {}", o.batch, parts,
-                                              o.of_parts()    ? "replicas"
-                                              : o.shards == 0 ? "ranks"
-                                                              : "shards"));
+                                              o.of_parts()     ? "replicas"
+                                              : o.shards != 0  ? "shards"
+                                              : o.sides() == 2 ? "pairs of ranks"
+                                                               : "ranks"));
     const int part = o.batch / parts;
     if (o.micro_batch == 0) { o.micro_batch = o.device == "cuda" ? part : cached_micro_batch(part, o.model.context); }
     require(

@@ -20,7 +20,7 @@ transformer::options small_run(const char* pipeline, const char* family) {
     o.batch = 4;
     o.micro_batch = 2;
     o.family = family;
-    o.level_range = 0;  // short_run has settled on those of another family
+    o.level_range.reset();  // short_run has settled on those of another family
     o.error_sum.clear();
     transformer::complete(o, false, 0);
     o.select_every = 20;

@@ -117,9 +117,9 @@ struct ddp_lgreco {
     [[nodiscard]] static any_strategy<T, tutti::queue_of<Comm>> make(Comm comm, const options& o,
                                                                      tutti::schedule::timeline* trace) {
         const auto range = [&](int uniform, int most, int apart) {
-            const int least = static_cast<int>(std::floor(uniform / o.level_range));
-            return level_range(uniform, least, static_cast<int>(std::min<double>(uniform * o.level_range, most)),
-                               apart);
+            const double factor = *o.level_range;
+            const int least = static_cast<int>(std::floor(uniform / factor));
+            return level_range(uniform, least, static_cast<int>(std::min<double>(uniform * factor, most)), apart);
         };
         if (o.family == "quantize") { return ddp_4bit::make_with<T>(std::move(comm), o, trace, range(o.bits, 8, 1)); }
         if (o.family == "topk") {
