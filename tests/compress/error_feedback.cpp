@@ -244,7 +244,8 @@ TEST_CASE("residuals: zero at first, named, reset wholly or by segment, and move
     CHECK(moved.entries()[0].data.data() == as_bytes(moved.view()).data());
     moved.rescale(0);
     CHECK(moved.view()[0] == 0.0f);
-    for (const double bad : {-1.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+    for (const double bad :
+         {-1.0, 1e39, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
         CHECK_THROWS_AS(moved.rescale(bad), usage_error);
     }
     CHECK_THROWS_WITH_AS(moved.reset(std::vector<segment>{{7, 4, 8, 0, 3, 1}}),

@@ -99,4 +99,16 @@ TEST_CASE("a resume goes on where it was") {
     }
 }
 
+TEST_CASE("a job that is restarted again and again still hears that the scale is not why its steps are skipped") {
+    const loss_scale_options how{.initial = 1, .patience = 3};
+    loss_scale first(how), second(how);
+    first.stepped(true);
+    first.stepped(true);
+    const auto from = first.entries(), to = second.entries();
+    for (std::size_t e = 0; e < from.size(); ++e) {
+        std::memcpy(to[e].data.data(), from[e].data.data(), from[e].data.size());
+    }
+    CHECK_THROWS_AS(second.stepped(true), usage_error);
+}
+
 }  // namespace

@@ -54,8 +54,8 @@ public:
         detail::for_runs(some, [&](part run) { fill(queue_, values_.view().sub(run.first, run.count), 0.0f); });
     }
     void rescale(double factor) {
-        if (!std::isfinite(factor) || factor < 0) {
-            throw usage_error(formatted("residuals: rescale by {}; old learning rate / new must be finite and >= 0, "
+        if (!std::isfinite(static_cast<float>(factor)) || factor < 0) {
+            throw usage_error(formatted("residuals: rescale by {}; old learning rate / new must be a finite float >= 0, "
                                         "reset before a rate of 0",
                                         factor));
         }

@@ -96,7 +96,7 @@ private:
 
 }  // namespace detail
 
-/// Blocks of 8-bit floats. segment::level is 8, or 0.
+/// Blocks of 8-bit floats. segment::level is 8; 0 is dense to collectives, and 8 to encode.
 ///
 /// Semantics    scale = the least power of two, at least 2^-127, with which the largest magnitude of the block is not
 ///              above the largest float8: nothing saturates, nothing is rounded twice. Found from the bits of the

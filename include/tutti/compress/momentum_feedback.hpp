@@ -153,8 +153,8 @@ public:
     }
 
     void rescale(Q q, double factor) {
-        if (!std::isfinite(factor) || factor < 0) {
-            throw usage_error(formatted("momentum_feedback: rescale by {}, expected a finite number >= 0", factor));
+        if (!std::isfinite(static_cast<float>(factor)) || factor < 0) {
+            throw usage_error(formatted("momentum_feedback: rescale by {}, expected a finite float >= 0", factor));
         }
         for (const auto& x : {momentum_.view(), residual_.view()}) { scale(q, x, x, static_cast<float>(factor)); }
     }

@@ -16,7 +16,7 @@
 
 namespace tutti::compress {
 
-/// Natural compression: the error of an element is in proportion to the element. segment::level is 8, or 0.
+/// Natural compression: the error of an element is in proportion to the element. segment::level is 8; 0 is dense to collectives, and 8 to encode.
 ///
 /// Semantics    an element becomes one of the two powers of two around it, stochastically: unbiased, with a mean
 ///              square error of at most |x|^2 / 8; or the nearer one. Powers reach from the first at or above the

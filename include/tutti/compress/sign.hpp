@@ -15,7 +15,7 @@
 
 namespace tutti::compress {
 
-/// Signs: an element decodes to plus or minus the mean magnitude of its bucket. segment::level is 1, or 0.
+/// Signs: an element decodes to plus or minus the mean magnitude of its bucket. segment::level is 1; 0 is dense to collectives, and 1 to encode.
 ///
 /// Semantics    zero is coded as plus. What is lost is (1 - rho^2) |x|^2 with rho = |x|_1 / (sqrt(n) |x|_2), always
 ///              less than |x|^2, which the root of the mean square as scale does not achieve (2 (1 - rho) |x|^2):

@@ -15,7 +15,7 @@
 
 namespace tutti::compress {
 
-/// TernGrad. segment::level is 2, or 0.
+/// TernGrad. segment::level is 2; 0 is dense to collectives, and 2 to encode.
 ///
 /// Semantics    scale = the largest magnitude of the bucket, or 2.5 times the root of its mean square if that is less;
 ///              an element is plus or minus the scale with the probability |x| / scale, else zero. Unbiased but for

@@ -85,7 +85,8 @@ private:
 /// bias-corrected.
 ///
 /// Semantics    decay is decoupled (not part of the gradient) and skips segments with decay off. Powers and corrections
-///              are computed in double, the elementwise part in master_t<T>; epsilon stands outside the root.
+///              are computed in double, the elementwise part in master_t<T>; epsilon stands outside the root; without
+///              any, elements whose gradients were always 0 become NaN.
 /// Determinism  elementwise: no result depends on how elements are segmented.
 /// Cost         one pass; sizeof(T) + 6 sizeof(master) bytes and 15 flops an element, sizeof(T) more to publish.
 /// Errors       usage_error for betas outside [0, 1), negative or non-finite epsilon, decay or learning rate, sizes

@@ -81,7 +81,7 @@ template <memory M> struct ordered_sum_operation {
 /// The 2-norm of all gradients of the model.
 ///
 /// Semantics    `gradient` is this rank's range [first, first + size) of the model's flat gradient of `elements`
-///              elements; first is a multiple of norm_block. `scratch` holds norm_blocks(elements) + 1 doubles.
+///              elements; first is a multiple of norm_block, or the range is empty. `scratch` holds norm_blocks(elements) + 1 doubles.
 ///              `sum_over_shards` adds a view of doubles over the ranks that hold the other ranges; with one range it
 ///              does nothing.
 /// Determinism  depends on the elements alone: neither on sharding, bucketing nor timing (x + 0 is exact).
@@ -93,7 +93,8 @@ template <queue Q, floating_element T, std::invocable<view<double, typename Q::m
                                  Sum sum_over_shards) {
     using M = typename Q::memory_type;
     const std::size_t blocks = norm_blocks(elements);
-    if (first % norm_block != 0 || first > elements || gradient.size() > elements - first) {
+    const bool begins_a_block = first % norm_block == 0 || gradient.empty();  // the last of many ranges may be empty
+    if (!begins_a_block || first > elements || gradient.size() > elements - first) {
         throw usage_error(
             formatted("global_norm: range ({}, {}) of {} elements does not begin at a block or leaves them", first,
                       gradient.size(), elements));

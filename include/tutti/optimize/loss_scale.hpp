@@ -41,8 +41,8 @@ struct loss_scale_options {
 class loss_scale {
     loss_scale_options options_;
     double value_;
-    std::array<std::uint64_t, 3> counts_{};  // good steps in a row, skipped ones since growth, skipped ones in all
-    std::uint64_t hopeless_ = 0;             // skipped in a row at the least scale
+    // Good steps in a row, skipped ones since growth, skipped ones in all, skipped in a row at the least scale.
+    std::array<std::uint64_t, 4> counts_{};
 
     static void expect_power_of_two(const char* what, double x) {
         int exponent = 0;
@@ -74,9 +74,9 @@ public:
     [[nodiscard]] std::uint64_t skipped() const noexcept { return counts_[2]; }
 
     void stepped(bool was_skipped) {
-        auto& [good, strikes, all] = counts_;
+        auto& [good, strikes, all, hopeless] = counts_;
         if (!was_skipped) {
-            hopeless_ = 0;
+            hopeless = 0;
             if (++good < options_.interval) { return; }
             good = strikes = 0;
             value_ = std::min(value_ * options_.growth, options_.most);
@@ -84,11 +84,11 @@ public:
         }
         good = 0;
         ++all;
-        if (value_ == options_.least && ++hopeless_ >= options_.patience) {
+        if (value_ == options_.least && ++hopeless >= options_.patience) {
             throw usage_error(
                 formatted("loss_scale: {} steps in a row were not finite at the least scale, {}: something "
                           "else makes them so, try a smaller learning rate",
-                          hopeless_, value_));
+                          hopeless, value_));
         }
         if (++strikes < options_.hysteresis) { return; }
         value_ = std::max(value_ * options_.backoff, options_.least);

@@ -89,9 +89,10 @@ private:
     }
 };
 
-/// Whether rounding to the codes of C loses what a place between two codes says.
+/// Whether rounding to the codes of C loses what a place between two codes says, and nothing else: no element is beyond
+/// the codes.
 template <class C>
-concept grid_scheme = bucket_scheme<C> && requires(const C& x, typename C::meta m, unsigned bits) {
+concept grid_scheme = bucket_scheme<C> && C::spans_all && requires(const C& x, typename C::meta m, unsigned bits) {
     { x.coder(m, bits).place(1.0f) } -> std::same_as<float>;
     { x.coder(m, bits).unit } -> std::convertible_to<float>;
 };
