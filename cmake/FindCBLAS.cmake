@@ -8,8 +8,10 @@ include(FindPackageHandleStandardArgs)
 
 find_path(CBLAS_INCLUDE_DIR cblas.h PATH_SUFFIXES openblas cblas)
 
-# find_cblas_links(<result> <library>...): does a program that calls cblas_sgemm link with these?
+# find_cblas_links(<result> <library>...): does a program that calls cblas_sgemm link with these? What was found out is
+# kept for these alone: others may be given next time.
 function(find_cblas_links result)
+  string(MD5 these "${CBLAS_INCLUDE_DIR};${ARGN}")
   set(CMAKE_REQUIRED_INCLUDES ${CBLAS_INCLUDE_DIR})
   set(CMAKE_REQUIRED_LIBRARIES ${ARGN})
   set(CMAKE_REQUIRED_QUIET ON)
@@ -19,21 +21,21 @@ function(find_cblas_links result)
       float a = 2, b = 3, c = 0;
       cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, 1, 1, 1, 1.0f, &a, 1, &b, 1, 0.0f, &c, 1);
       return c == 6 ? 0 : 1;
-    }" ${result})
+    }" CBLAS_LINKS_${these})
+  set(${result} ${CBLAS_LINKS_${these}} PARENT_SCOPE)
 endfunction()
 
 set(CBLAS_REASON "no cblas.h, or no library with cblas_* among openblas, cblas + blas, blas")
 set(found_libraries)
 if(CBLAS_INCLUDE_DIR AND CBLAS_LIBRARIES)
-  find_cblas_links(CBLAS_LINKS_AS_GIVEN ${CBLAS_LIBRARIES})
-  if(CBLAS_LINKS_AS_GIVEN)
+  find_cblas_links(links ${CBLAS_LIBRARIES})
+  if(links)
     set(found_libraries ${CBLAS_LIBRARIES})
   else()
     set(CBLAS_REASON "a call of cblas_sgemm does not link with CBLAS_LIBRARIES=${CBLAS_LIBRARIES}")
   endif()
 elseif(CBLAS_INCLUDE_DIR)
   foreach(candidate IN ITEMS openblas "cblas blas" blas)
-    string(MAKE_C_IDENTIFIER "CBLAS_LINKS_${candidate}" links)
     string(REPLACE " " ";" names "${candidate}")
     set(libraries)
     foreach(name IN LISTS names)
@@ -42,8 +44,8 @@ elseif(CBLAS_INCLUDE_DIR)
       list(APPEND libraries ${CBLAS_LIBRARY_${name}})
     endforeach()
     if(NOT libraries MATCHES "NOTFOUND")
-      find_cblas_links(${links} ${libraries})
-      if(${links})
+      find_cblas_links(links ${libraries})
+      if(links)
         set(found_libraries ${libraries})
         break()
       endif()

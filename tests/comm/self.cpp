@@ -54,6 +54,11 @@ TEST_CASE("an abort tells operation, cause and name, from the first to the last 
     }
 }
 
+TEST_CASE("a timeout of no time is refused") {
+    CHECK_THROWS_WITH_AS(self<>(host_queue{}, {.name = "hurried", .timeout = {}}),
+                         "self: the timeout is 0 s, expected more than 0", usage_error);
+}
+
 TEST_CASE("on a virtual queue what is copied is charged") {
     self<virtual_queue> c(virtual_queue({1, 1}));
     using phantom = view<float, phantom_memory>;

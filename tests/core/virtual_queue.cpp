@@ -3,6 +3,7 @@
 
 #include <chrono>  // times of marks
 #include <limits>  // bad rates
+#include <string>  // names
 #include <vector>  // times
 
 #include <doctest/doctest.h>  // checks
@@ -27,6 +28,27 @@ TEST_CASE("work lasts as long as the slower of its bytes and its flops") {
     CHECK(q.recording().name_of(steps[1]) == "flops");
     CHECK(steps[1].what == virtual_step::kind::work);
     CHECK(steps[1].seconds == 3);
+}
+
+TEST_CASE("names need not outlive the call, and equal ones are one") {
+    virtual_queue q = seconds_queue();
+    for (const int layer : {0, 1, 0}) {
+        std::string name = "the backward pass of layer " + std::to_string(layer);
+        q.charge(name, {.bytes = 1});
+        name.assign(name.size(), '-');
+    }
+    const auto& steps = q.recording().streams.at(0);
+    CHECK(q.recording().name_of(steps[0]) == "the backward pass of layer 0");
+    CHECK(q.recording().name_of(steps[1]) == "the backward pass of layer 1");
+    CHECK(steps[2].name == steps[0].name);
+}
+
+TEST_CASE("a cost that is none is refused") {
+    virtual_queue q = seconds_queue();
+    for (const double bad : {-1.0, std::numeric_limits<double>::quiet_NaN()}) {
+        CHECK_THROWS_AS(q.charge("x", {.bytes = bad}), usage_error);
+        CHECK_THROWS_AS(q.charge("x", {.flops = bad}), usage_error);
+    }
 }
 
 TEST_CASE("streams run side by side and meet at events") {

@@ -232,6 +232,10 @@ TEST_CASE("lanes overlap: a collective beside computing shows only what is longe
         },
         {&trace, {0}});
     CHECK(o.seconds == 8);
+    for (const int missing : {-1, 2}) {
+        CHECK_THROWS_WITH_AS(static_cast<void>(on(two).run([](rank&) { FAIL("recorded"); }, {&trace, {missing}})),
+                             formatted("simulate: no rank {} to trace of 2", missing).c_str(), usage_error);
+    }
     CHECK(trace.exposed(1) == exactly(5));
     CHECK(trace.pending() == 0);
     CHECK(trace.dropped() == 0);

@@ -13,6 +13,7 @@
 #include <vector>       // pending receives
 
 #include <tutti/comm/front.hpp>        // typed collectives
+#include <tutti/core/deadline.hpp>     // duration, expect_timeout
 #include <tutti/core/elementwise.hpp>  // copy
 #include <tutti/core/text.hpp>         // formatted
 
@@ -24,7 +25,8 @@ namespace tutti::comm {
 ///              rank 0 with receives from rank 0 in order.
 /// Determinism  exact.
 /// Cost         one copy, none in place.
-/// Errors       usage_error for messages without a partner: nobody else could ever send it.
+/// Errors       usage_error for messages without a partner, which nobody else could ever send, or a timeout that is not
+///              positive.
 template <queue Q = host_queue> class self : public front<self<Q>, Q> {
     struct family {
         std::mutex mutex;
@@ -44,7 +46,9 @@ template <queue Q = host_queue> class self : public front<self<Q>, Q> {
 
 public:
     explicit self(Q q = Q{}, options o = {.name = "self"})
-        : queue_(std::move(q)), name_(std::move(o.name)), timeout_(o.timeout) {}
+        : queue_(std::move(q)), name_(std::move(o.name)), timeout_(o.timeout) {
+        expect_timeout("self", timeout_);
+    }
     self(self&&) noexcept = default;
     self& operator=(self&&) noexcept = default;
 

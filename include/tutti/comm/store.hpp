@@ -146,7 +146,8 @@ class memory_store : public basic_store<memory_store> {
     template <class Look> [[nodiscard]] auto look(std::string_view key, Look at) {
         const std::lock_guard lock(mutex_);
         const auto found = entries_.find(key);
-        return at(found == entries_.end() ? entry{} : found->second);
+        static const entry none;
+        return at(found == entries_.end() ? none : found->second);
     }
 
 public:

@@ -5,9 +5,11 @@
 #include <algorithm>    // max
 #include <chrono>       // virtual times as points of the clock
 #include <cstdint>      // event ids
+#include <deque>        // names, which stay where they are
 #include <memory>       // the recording is shared by a rank's queues
 #include <optional>     // marks
-#include <string_view>  // operation names
+#include <string>       // operation names
+#include <string_view>  // what names are given as
 #include <type_traits>  // remove_const_t
 #include <vector>       // streams of steps
 
@@ -42,7 +44,11 @@ static_assert(sizeof(virtual_step) == 16);
 /// Everything one virtual rank recorded: its streams, event count and memory; and once resolved, when events happened.
 class virtual_recording {
     static constexpr std::uint32_t nothing = ~std::uint32_t{0};
-    std::vector<std::string_view> names_;
+    struct known_name {
+        const char* given;  // where the caller had it: literals are found by this at once
+        std::string text;
+    };
+    std::deque<known_name> names_;
     std::uint32_t host_behind_ = nothing;  // event for which the host has waited last
     std::vector<std::uint32_t> behind_;    // by stream: the last of those that it runs behind
 
@@ -54,15 +60,16 @@ public:
     bool abandoned = false;       ///< will never be resolved
     memory_account account;
 
-    [[nodiscard]] std::string_view name_of(const virtual_step& s) const { return names_.at(s.name); }
-    /// The number of a name, which points to a literal.
+    [[nodiscard]] std::string_view name_of(const virtual_step& s) const { return names_.at(s.name).text; }
+    /// The number of a name, of which a copy is kept.
     [[nodiscard]] std::uint16_t number_of(std::string_view name) {
         for (std::size_t i = 0; i < names_.size(); ++i) {
-            if (names_[i].data() == name.data() && names_[i].size() == name.size()) {
-                return static_cast<std::uint16_t>(i);
-            }
+            if (names_[i].given == name.data() && names_[i].text == name) { return static_cast<std::uint16_t>(i); }
         }
-        names_.push_back(name);
+        for (std::size_t i = 0; i < names_.size(); ++i) {
+            if (names_[i].text == name) { return static_cast<std::uint16_t>(i); }
+        }
+        names_.push_back({name.data(), std::string(name)});
         return narrow<std::uint16_t>(names_.size() - 1, "virtual_queue: the number of names");
     }
     void add_stream() {
@@ -146,7 +153,11 @@ public:
     void wait(const event_type& e) { push({virtual_step::kind::wait, number("wait"), e.id, {}}); }
     [[nodiscard]] std::optional<mark_type> mark() const { return mark_type(recording_, record().id); }
 
+    /// Errors  usage_error for a cost that is negative or no number.
     void charge(std::string_view name, cost c) {
+        if (!(c.bytes >= 0) || !(c.flops >= 0)) {
+            throw usage_error(formatted("virtual_queue: '{}' costs {} bytes and {} flops", name, c.bytes, c.flops));
+        }
         const virtual_rates& r = recording_->rates;
         charge_seconds(name, std::max(c.bytes / r.bytes_per_second, c.flops / r.flops_per_second));
     }

@@ -80,6 +80,11 @@ public:
 
     template <std::invocable<communicator&> Program>
     outcome run(Program program, const trace_options& trace = {}) const {
+        for (const int r : trace.ranks) {
+            if (r < 0 || r >= ranks()) {
+                throw usage_error(formatted("simulate: no rank {} to trace of {}", r, ranks()));
+            }
+        }
         const auto shared = std::make_shared<detail::recorder>(network_);
         recordings all;
         outcome result;
