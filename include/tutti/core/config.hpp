@@ -10,7 +10,8 @@
 #endif
 
 // Loops whose bits are promised must not fuse a*b+c on their own. GCC wants an attribute on the function, clang a
-// pragma in its body, so such a function is written  TUTTI_EXACT void f() { TUTTI_EXACT_BODY ... }.
+// pragma in its body, so such a function is written  TUTTI_EXACT void f() { TUTTI_EXACT_BODY ... }. Neither undoes
+// -ffast-math, nor the pragma clang's -ffp-contract=fast: bits are promised without these.
 #if defined(__clang__)
 #define TUTTI_EXACT
 #define TUTTI_EXACT_BODY _Pragma("clang fp contract(off)")
