@@ -4,10 +4,12 @@
 #include <tutti/zeroth/master_store.hpp>  // under test
 
 #include <algorithm>  // max, copy_n
+#include <chrono>     // a late upload
 #include <cmath>      // fabs
 #include <cstring>    // memcmp
 #include <cstddef>    // size_t
 #include <string>     // paths
+#include <thread>     // sleep
 #include <vector>     // weights
 
 #include <unistd.h>  // truncate
@@ -15,6 +17,8 @@
 #include <doctest/doctest.h>  // checks
 
 #include <support/scratch_folder.hpp>      // a file
+#include <tutti/comm/self.hpp>             // a lane
+#include <tutti/schedule/lane.hpp>         // lane
 #include <tutti/zeroth/float8_wire.hpp>    // eight bits
 #include <tutti/zeroth/offload.hpp>        // pipeline
 #include <tutti/zeroth/renewed_store.hpp>  // under test
@@ -214,6 +218,24 @@ TEST_CASE("a block that is still on its way to the file is not read from it") {
     zeroth::pinned_store<float, host_queue> expected(layout);
     train(expected);
     CHECK(store.hash(1, 0) == expected.hash(1, 0));
+}
+
+TEST_CASE("buffers of a file stay until what was taken ahead for the pipeline before has come") {
+    const scratch_folder folder;
+    disk store(layout_of(3, sizeof(float)), (folder / "weights").string());
+    store.open(2);
+    const std::size_t held = store.bytes();
+    std::size_t meanwhile = 0;
+    schedule::lane<comm::self<host_queue>> uploads(comm::self<>{});
+    auto before = uploads.submit("upload", [&](auto&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until the next pipeline has opened the store
+        meanwhile = store.bytes();
+    });
+    store.fetch(1, 0, {}, before);
+    store.open(3);
+    CHECK(held != 0);
+    CHECK(meanwhile == held);
+    CHECK(store.bytes() != held);
 }
 
 TEST_CASE("a file that cannot be had, or is cut meanwhile, is an error with the system's reason") {
