@@ -192,6 +192,51 @@ TEST_CASE("steps are those of the double formula, applied at once or with the ne
     }
 }
 
+TEST_CASE("no result depends on when updates are applied: directions of either kind, a step twice") {
+    using zeroth::applied;
+    const auto normal = distribution::normal, signs = distribution::rademacher;
+    const auto left = [&](applied when) {
+        std::vector<float> w = toy_weights<float>();
+        test::toy_pipeline<float> weights(host_queue(), view<float>(w), toy_slices(), {}, when);
+        std::vector<double> losses;
+        const auto update = [&](std::uint64_t step, distribution kind) {
+            const zeroth::pending_update u{{.seed = 3, .step = step, .kind = kind}, 1.5, 0.1, 0.5};
+            weights.update({&u, 1});
+        };
+        const auto look = [&](distribution kind) {
+            const zeroth::probe p{{.seed = 4, .kind = kind}, 1e-2};
+            loss_value l;
+            weights.evaluate({&p, 1}, 0, {&l, 1});
+            losses.push_back(l.mean);
+        };
+        update(0, normal);
+        update(1, signs);
+        update(2, signs);
+        look(normal);
+        update(3, signs);
+        CHECK_THROWS_WITH_AS(update(3, signs), "update: step 3 of seed 3 again; a step's updates come together",
+                             usage_error);
+        look(signs);
+        CHECK_THROWS_WITH_AS(update(3, normal), "update: step 3 of seed 3 again; a step's updates come together",
+                             usage_error);
+        update(4, normal);
+        weights.flush();
+        losses.insert(losses.end(), w.begin(), w.end());
+        return losses;
+    };
+    const std::vector<double> at_once = left(applied::at_once);
+    CHECK(test::same_bytes(left(applied::with_next_probe), at_once));
+    // As five updates one after another.
+    std::vector<float> w = toy_weights<float>();
+    for (const std::uint64_t step : {0u, 1u, 2u, 3u, 4u}) {
+        const zeroth::pending_update u{
+            {.seed = 3, .step = step, .kind = step == 0 || step == 4 ? normal : signs}, 1.5, 0.1, 0.5};
+        apply_updates(host_queue(), view<float>(w), toy_slices(), {&u, 1});
+    }
+    CHECK(test::same_bytes(std::vector<double>(at_once.begin() + 2, at_once.end()),
+                           std::vector<double>(w.begin(), w.end())));
+}
+
 TEST_CASE("derivatives of float weights do not fall on a coarse grid") {
     const auto run = toy_steps<float>(comm::self<>(), 1000, {.seed = 4}, {}, 1e-4);
     std::set<double> values;
