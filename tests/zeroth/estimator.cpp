@@ -2,10 +2,11 @@
 // gives, in fixed order over micro-batches; every rule against its definition; bad numbers.
 #include <doctest/doctest.h>  // checks
 
-#include <cmath>   // fabs, log, sqrt
-#include <limits>  // nan
-#include <set>     // distinct values
-#include <vector>  // weights
+#include <cmath>    // fabs, log, sqrt
+#include <cstdint>  // steps
+#include <limits>   // nan
+#include <set>      // distinct values
+#include <vector>   // weights
 
 #include <support/build.hpp>           // full_speed
 #include <tutti/optimize/adamw.hpp>    // ZO-Adam
@@ -316,6 +317,48 @@ TEST_CASE("momentum and Adam are those of the optimizers, of the mean of g z") {
     CHECK_THROWS_WITH_AS(toy_steps<double>(comm::self<>(), 1, {.weight_decay = 0.1}, {}, 0.02, {},
                                            zeroth::applied::at_once, optimize::sgd{}),
                          "zeroth: the weight decay of an optimizer is its own", usage_error);
+}
+
+TEST_CASE("a run with an optimizer resumes with the same bits from weights, moments and counts that were saved") {
+    const estimator how{.directions = 2, .seed = 13};
+    const auto check = [&](auto optimizer) {
+        using pipeline = test::toy_pipeline<float, decltype(optimizer)>;
+        using stepping = zeroth::replicated<comm::self<>, pipeline>;
+        std::vector<float> w = toy_weights<float>(), whole = w;
+        const auto pipeline_on = [&](std::vector<float>& weights) {
+            return pipeline(host_queue(), view<float>(weights), toy_slices(), {}, zeroth::applied::at_once, optimizer);
+        };
+        pipeline all = pipeline_on(whole);
+        stepping uninterrupted(comm::self<>(), all, how);
+        for (int k = 0; k < 8; ++k) { uninterrupted.step(0.02); }
+
+        std::vector<std::vector<float>> moments;
+        std::uint64_t count = 0;
+        {
+            pipeline first = pipeline_on(w);
+            stepping steps(comm::self<>(), first, how);
+            for (int k = 0; k < 3; ++k) { steps.step(0.02); }
+            for (const auto& m : first.state().moments()) {
+                const view<float> values = m.values.view();
+                moments.emplace_back(values.begin(), values.end());
+            }
+            count = first.state().counter()[0];
+        }
+        CHECK(!moments.empty());
+        CHECK(count == 3);
+        pipeline second = pipeline_on(w);
+        for (std::size_t i = 0; i < moments.size(); ++i) {
+            copy(host_queue(), view<const float>(moments[i]), second.state()[i]);
+        }
+        second.state().counter()[0] = count;
+        second.state().restored(host_queue());
+        stepping steps(comm::self<>(), second, how);
+        steps.resume(3);
+        for (int k = 3; k < 8; ++k) { steps.step(0.02); }
+        CHECK(test::same_bytes(w, whole));
+    };
+    check(optimize::sgd{.momentum = 0.9});
+    check(optimize::adamw{});
 }
 
 TEST_CASE("a loss that is not finite moves nothing and is counted; shards without terms do not speak") {

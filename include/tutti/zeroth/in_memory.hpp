@@ -93,6 +93,9 @@ public:
     [[nodiscard]] view<T, M> weights() const noexcept { return weights_; }
     [[nodiscard]] std::span<const tensor_slice> slices() const noexcept { return slices_; }
     [[nodiscard]] std::span<const pending_update> pending() const noexcept { return pending_; }
+    /// The optimizer's moments and step count. With the weights and the number of the next step this is all that a bit-exact
+    /// resume needs; restored() after their memory was written.
+    [[nodiscard]] auto& state() noexcept requires(moving) { return state_; }
 
     void evaluate(std::span<const probe> probes, std::size_t micro_batch, std::span<loss_value> losses) {
         if (losses.size() != probes.size()) {
