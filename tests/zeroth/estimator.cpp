@@ -408,6 +408,8 @@ TEST_CASE("numbers that make no sense are refused before anything moves") {
     CHECK(refused({.weight_decay = -1}, {}, 1) == "zeroth: weight decay is -1, expected 0 or more");
     CHECK(refused({.directions = 2, .rule = update_rule::conservative}, {}, 1) ==
           "zeroth: the conservative rule has one direction, not 2");
+    CHECK(refused({.rule = update_rule::conservative, .weight_decay = 0.5}, {}, 1) ==
+          "zeroth: a weight decay of 0.5 would lead the conservative rule to a point that it did not probe");
     CHECK(refused({}, {}, -1) == "zeroth: the learning rate is -1, expected 0 or more");
     CHECK(refused({}, {}, std::numeric_limits<double>::infinity()) ==
           "zeroth: the learning rate is inf, expected 0 or more");

@@ -81,6 +81,7 @@ TEST_CASE("every division of a step has the bits of one rank") {
     same_as_one<double>(one_sided, {.data = 2, .shards = 2});
     estimator conservative = plain;
     conservative.rule = update_rule::conservative;
+    conservative.weight_decay = 0;
     same_as_one<double>(conservative, {.sides = 2, .data = 2, .shards = 4});
     estimator sign = four;
     sign.rule = update_rule::sign;
