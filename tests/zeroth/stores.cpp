@@ -260,6 +260,27 @@ TEST_CASE("masters of float with transfers of 16 and 8 bits: updated in float, s
     expect_masters<float>(eight, zeroth::float8_wire<>{}, in_8_bits);
 }
 
+TEST_CASE("masters are set of tensors that there are, whole, on each rank its part") {
+    const zeroth::model_layout layout({{}, {{{1, 300}, {2, 3}}}, {}}, sizeof(bfloat16), 2);
+    std::vector<float> w(300);
+    for (std::size_t i = 0; i < w.size(); ++i) { w[i] = static_cast<float>(i) + 0.001f; }
+    for (const std::size_t rank : {0u, 1u}) {
+        zeroth::master_store<bfloat16, host_queue> store(layout, rank);
+        store.write_master(1, 0, view<const float>(w));
+        const part own = store.own(1);
+        for (std::size_t i = 0; i < own.count; ++i) {
+            CHECK(store.master(1)[i] == (own.first + i < w.size() ? w[own.first + i] : 0.0f));
+        }
+        const auto refused = [&](std::size_t m, std::size_t k, const char* why) {
+            CHECK_THROWS_WITH_AS(store.write_master(m, k, view<const float>(w)), why, usage_error);
+        };
+        refused(1, 2, "block_store: write_master of tensor 2 of module 1, which there is not");
+        refused(0, 0, "block_store: write_master of tensor 0 of module 0, which there is not");
+        refused(9, 0, "block_store: write_master of tensor 0 of module 9, which there is not");
+        refused(1, 1, "block_store: write_master of 300 elements, but tensor 1 of module 1 has 3");
+    }
+}
+
 TEST_CASE("masters that the device updates: eight bits travel and updates are replayed on them, masters take all") {
     const auto as_it_is = [](const std::vector<float>& v) { return v; };
     expect_renewed<float, zeroth::float8_wire<>>({.blocks = 4, .steps = 7}, in_8_bits, as_it_is);

@@ -155,11 +155,7 @@ public:
     [[nodiscard]] virtual std::uint64_t hash(std::size_t m, std::uint64_t seed) = 0;
 
 protected:
-    /// Elements from `first` on of the rank's part of a module.
-    virtual void put(std::size_t m, std::size_t first, view<const T> values) = 0;
-    virtual void get(std::size_t m, std::size_t first, view<T> values) = 0;
-
-private:
+    /// Calls each(slice) for what this rank has of tensor `k` of module `m`: `first` in the tensor, `offset` in the part.
     template <class Each>
     void each_piece(std::size_t m, std::size_t k, std::size_t count, std::string_view what, Each each) {
         if (m >= layout_.modules() || k >= layout_.slices(m).size()) {
@@ -172,6 +168,9 @@ private:
         }
         for (const tensor_slice& piece : slices_within({&all, 1}, own(m))) { each(piece); }
     }
+    /// Elements from `first` on of the rank's part of a module.
+    virtual void put(std::size_t m, std::size_t first, view<const T> values) = 0;
+    virtual void get(std::size_t m, std::size_t first, view<T> values) = 0;
 };
 
 /// Every module in one page-locked buffer of its own, so that a transfer is one copy at the full rate of the link.
