@@ -79,7 +79,8 @@ protected:
 ///            an offload; `slot` says which of its buffers a transfer uses.
 ///            On a virtual queue a store has sizes and no values: what is written is not kept, and a hash is of sizes.
 /// Threads    one thread at a time.
-/// Errors     usage_error for a module, tensor or size that is not the layout's; for a read on a virtual queue.
+/// Errors     usage_error for a layout of other elements, for a module, tensor or size that is not the layout's; for a read
+///            on a virtual queue.
 template <floating_element T, queue Q> class block_store {
     model_layout layout_;
     std::size_t rank_;
@@ -93,6 +94,10 @@ public:
     block_store(model_layout l, std::size_t rank) : layout_(std::move(l)), rank_(rank) {
         if (rank >= layout_.ranks()) {
             throw usage_error(formatted("block_store: rank {} of a layout for {} ranks", rank, layout_.ranks()));
+        }
+        if (layout_.grain() * sizeof(T) != model_layout::alignment) {
+            throw usage_error(formatted("block_store: a layout for elements of {} bytes, those of the weights have {}",
+                                        model_layout::alignment / layout_.grain(), sizeof(T)));
         }
     }
     block_store(const block_store&) = delete;
