@@ -2,10 +2,11 @@
 // gives, in fixed order over micro-batches; every rule against its definition; bad numbers.
 #include <doctest/doctest.h>  // checks
 
-#include <cmath>   // fabs, log, sqrt
-#include <limits>  // nan
-#include <set>     // distinct values
-#include <vector>  // weights
+#include <cmath>    // fabs, log, sqrt
+#include <cstdint>  // steps
+#include <limits>   // nan
+#include <set>      // distinct values
+#include <vector>   // weights
 
 #include <support/build.hpp>           // full_speed
 #include <tutti/optimize/adamw.hpp>    // ZO-Adam
@@ -192,6 +193,51 @@ TEST_CASE("steps are those of the double formula, applied at once or with the ne
     }
 }
 
+TEST_CASE("no result depends on when updates are applied: directions of either kind, a step twice") {
+    using zeroth::applied;
+    const auto normal = distribution::normal, signs = distribution::rademacher;
+    const auto left = [&](applied when) {
+        std::vector<float> w = toy_weights<float>();
+        test::toy_pipeline<float> weights(host_queue(), view<float>(w), toy_slices(), {}, when);
+        std::vector<double> losses;
+        const auto update = [&](std::uint64_t step, distribution kind) {
+            const zeroth::pending_update u{{.seed = 3, .step = step, .kind = kind}, 1.5, 0.1, 0.5};
+            weights.update({&u, 1});
+        };
+        const auto look = [&](distribution kind) {
+            const zeroth::probe p{{.seed = 4, .kind = kind}, 1e-2};
+            loss_value l;
+            weights.evaluate({&p, 1}, 0, {&l, 1});
+            losses.push_back(l.mean);
+        };
+        update(0, normal);
+        update(1, signs);
+        update(2, signs);
+        look(normal);
+        update(3, signs);
+        CHECK_THROWS_WITH_AS(update(3, signs), "update: step 3 of seed 3 again; a step's updates come together",
+                             usage_error);
+        look(signs);
+        CHECK_THROWS_WITH_AS(update(3, normal), "update: step 3 of seed 3 again; a step's updates come together",
+                             usage_error);
+        update(4, normal);
+        weights.flush();
+        losses.insert(losses.end(), w.begin(), w.end());
+        return losses;
+    };
+    const std::vector<double> at_once = left(applied::at_once);
+    CHECK(test::same_bytes(left(applied::with_next_probe), at_once));
+    // As five updates one after another.
+    std::vector<float> w = toy_weights<float>();
+    for (const std::uint64_t step : {0u, 1u, 2u, 3u, 4u}) {
+        const zeroth::pending_update u{
+            {.seed = 3, .step = step, .kind = step == 0 || step == 4 ? normal : signs}, 1.5, 0.1, 0.5};
+        apply_updates(host_queue(), view<float>(w), toy_slices(), {&u, 1});
+    }
+    CHECK(test::same_bytes(std::vector<double>(at_once.begin() + 2, at_once.end()),
+                           std::vector<double>(w.begin(), w.end())));
+}
+
 TEST_CASE("derivatives of float weights do not fall on a coarse grid") {
     const auto run = toy_steps<float>(comm::self<>(), 1000, {.seed = 4}, {}, 1e-4);
     std::set<double> values;
@@ -273,6 +319,48 @@ TEST_CASE("momentum and Adam are those of the optimizers, of the mean of g z") {
                          "zeroth: the weight decay of an optimizer is its own", usage_error);
 }
 
+TEST_CASE("a run with an optimizer resumes with the same bits from weights, moments and counts that were saved") {
+    const estimator how{.directions = 2, .seed = 13};
+    const auto check = [&](auto optimizer) {
+        using pipeline = test::toy_pipeline<float, decltype(optimizer)>;
+        using stepping = zeroth::replicated<comm::self<>, pipeline>;
+        std::vector<float> w = toy_weights<float>(), whole = w;
+        const auto pipeline_on = [&](std::vector<float>& weights) {
+            return pipeline(host_queue(), view<float>(weights), toy_slices(), {}, zeroth::applied::at_once, optimizer);
+        };
+        pipeline all = pipeline_on(whole);
+        stepping uninterrupted(comm::self<>(), all, how);
+        for (int k = 0; k < 8; ++k) { uninterrupted.step(0.02); }
+
+        std::vector<std::vector<float>> moments;
+        std::uint64_t count = 0;
+        {
+            pipeline first = pipeline_on(w);
+            stepping steps(comm::self<>(), first, how);
+            for (int k = 0; k < 3; ++k) { steps.step(0.02); }
+            for (const auto& m : first.state().moments()) {
+                const view<float> values = m.values.view();
+                moments.emplace_back(values.begin(), values.end());
+            }
+            count = first.state().counter()[0];
+        }
+        CHECK(!moments.empty());
+        CHECK(count == 3);
+        pipeline second = pipeline_on(w);
+        for (std::size_t i = 0; i < moments.size(); ++i) {
+            copy(host_queue(), view<const float>(moments[i]), second.state()[i]);
+        }
+        second.state().counter()[0] = count;
+        second.state().restored(host_queue());
+        stepping steps(comm::self<>(), second, how);
+        steps.resume(3);
+        for (int k = 3; k < 8; ++k) { steps.step(0.02); }
+        CHECK(test::same_bytes(w, whole));
+    };
+    check(optimize::sgd{.momentum = 0.9});
+    check(optimize::adamw{});
+}
+
 TEST_CASE("a loss that is not finite moves nothing and is counted; shards without terms do not speak") {
     const auto clean = toy_steps<float>(comm::self<>(), 3, {.seed = 8}, {.shards = 2});
     for (const double bad : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
@@ -320,6 +408,8 @@ TEST_CASE("numbers that make no sense are refused before anything moves") {
     CHECK(refused({.weight_decay = -1}, {}, 1) == "zeroth: weight decay is -1, expected 0 or more");
     CHECK(refused({.directions = 2, .rule = update_rule::conservative}, {}, 1) ==
           "zeroth: the conservative rule has one direction, not 2");
+    CHECK(refused({.rule = update_rule::conservative, .weight_decay = 0.5}, {}, 1) ==
+          "zeroth: a weight decay of 0.5 would lead the conservative rule to a point that it did not probe");
     CHECK(refused({}, {}, -1) == "zeroth: the learning rate is -1, expected 0 or more");
     CHECK(refused({}, {}, std::numeric_limits<double>::infinity()) ==
           "zeroth: the learning rate is inf, expected 0 or more");

@@ -7,10 +7,12 @@
 #include <chrono>   // times
 #include <cstdint>  // counts
 #include <limits>   // nan
+#include <string>   // texts
 #include <vector>   // losses
 
 #include <doctest/doctest.h>  // checks
 
+#include <tutti/core/text.hpp>          // formatted
 #include <tutti/schedule/timeline.hpp>  // trace
 
 #include "trial.hpp"  // runs of the toy
@@ -287,6 +289,12 @@ TEST_CASE("bad layouts, options and calls are refused before anything moves") {
                          "model_layout: tensor 1 is in module 0 and again in module 1", usage_error);
     CHECK_THROWS_WITH_AS(model_layout({{}, {{{1, 5}}}, {{1, 5}}}, 4),
                          "model_layout: tensor 1 is in module 1 and again in module 2", usage_error);
+    for (const std::size_t bytes : {0u, 3u, 257u, 512u}) {
+        const std::string why = formatted("model_layout: elements of {} bytes, expected a divisor of 256", bytes);
+        CHECK_THROWS_WITH_AS(model_layout({{}, {{{1, 5}}}, {}}, bytes), why.c_str(), usage_error);
+    }
+    CHECK_THROWS_WITH_AS(pinned(model_layout({{}, {{{1, 5}}}, {}}, 2)),
+                         "block_store: a layout for elements of 2 bytes, those of the weights have 4", usage_error);
     CHECK_THROWS_AS(model_layout({{{7, 5}}, {{{1, 5}}}, {{7, 5}, {7, 5}}}, 4), usage_error);
     CHECK_THROWS_AS(model_layout({{{7, 5}}, {{{1, 5}}}, {{7, 6}}}, 4), usage_error);
     CHECK_THROWS_AS(model_layout({{{7, 5}}, {{{1, 5}}}, {{7, 5, true, true}}}, 4), usage_error);

@@ -3,9 +3,12 @@
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>  // max
+#include <chrono>     // timeout
 #include <cmath>      // nextafter
+#include <cstdint>    // terms
 #include <limits>     // nan
 #include <span>       // probes
+#include <stdexcept>  // a forward pass that fails
 #include <string>     // texts
 #include <vector>     // runs
 
@@ -78,6 +81,7 @@ TEST_CASE("every division of a step has the bits of one rank") {
     same_as_one<double>(one_sided, {.data = 2, .shards = 2});
     estimator conservative = plain;
     conservative.rule = update_rule::conservative;
+    conservative.weight_decay = 0;
     same_as_one<double>(conservative, {.sides = 2, .data = 2, .shards = 4});
     estimator sign = four;
     sign.rule = update_rule::sign;
@@ -232,6 +236,48 @@ TEST_CASE("a replica that differs is found within the steps between checks; othe
             if (rank == 2 && step == 4) { rate = 0.021; }
         },
         "agree: step number, seed or learning rate of step 3 differs", 4);
+}
+
+namespace {
+
+// A step on two ranks in which something is wrong on rank 1, which throws an Error; rank 0 must learn what it was.
+template <class Error, class Forward> void expect_ended(Forward forward, double rate, const std::string& text) {
+    CAPTURE(text);
+    const auto on_rank = [&](threads& world) {
+        std::vector<float> w = test::toy_weights<float>();
+        const auto loss = [&](view<const float> x, std::size_t m) {
+            return world.rank() == 1 ? forward(x, m) : quadratic<float>()(x, m);
+        };
+        zeroth::in_memory weights(host_queue(), view<float>(w), test::toy_slices(), loss);
+        std::string found = "nothing";
+        bool right = false;
+        try {
+            // Rank 0 may still be in here when rank 1 has come to its step.
+            zeroth::replicated driver(world.duplicate("zeroth"), weights, {}, {.data = 2, .shards = 2});
+            driver.step(world.rank() == 1 ? rate : 0.02);
+        } catch (const aborted_error& e) {
+            found = e.what();
+            right = world.rank() == 0 && found.find(text) != std::string::npos;
+        } catch (const Error&) { right = world.rank() == 1; } catch (const std::exception& e) {
+            found = e.what();
+        }
+        expect(right, "rank {} ended by: {}", world.rank(), found);
+    };
+    CHECK_NOTHROW(threads::launch(2, on_rank, {.timeout = std::chrono::seconds(5)}));
+}
+
+}  // namespace
+
+TEST_CASE("what goes wrong on one rank ends the step on all of them, with its text") {
+    expect_ended<std::logic_error>(
+        [](view<const float>, std::size_t) -> test::loss_value { throw std::logic_error("no such batch"); }, 0.02,
+        "no such batch");
+    expect_ended<int>([](view<const float>, std::size_t) -> test::loss_value { throw 7; }, 0.02,
+                      "zeroth: a step threw something that is no std::exception");
+    std::uint32_t terms = 5;
+    const auto odd = [&terms](view<const float>, std::size_t) { return test::loss_value{1.0, terms++}; };
+    expect_ended<usage_error>(odd, 0.02, "zeroth: one micro-batch has 5 and 6 loss terms");
+    expect_ended<usage_error>(quadratic<float>(), -1, "zeroth: the learning rate is -1, expected 0 or more");
 }
 
 TEST_CASE("a run that resumes at a step goes on as if it had not stopped") {

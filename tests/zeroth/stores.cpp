@@ -4,10 +4,12 @@
 #include <tutti/zeroth/master_store.hpp>  // under test
 
 #include <algorithm>  // max, copy_n
+#include <chrono>     // a late upload
 #include <cmath>      // fabs
 #include <cstring>    // memcmp
 #include <cstddef>    // size_t
 #include <string>     // paths
+#include <thread>     // sleep
 #include <vector>     // weights
 
 #include <unistd.h>  // truncate
@@ -15,6 +17,8 @@
 #include <doctest/doctest.h>  // checks
 
 #include <support/scratch_folder.hpp>      // a file
+#include <tutti/comm/self.hpp>             // a lane
+#include <tutti/schedule/lane.hpp>         // lane
 #include <tutti/zeroth/float8_wire.hpp>    // eight bits
 #include <tutti/zeroth/offload.hpp>        // pipeline
 #include <tutti/zeroth/renewed_store.hpp>  // under test
@@ -216,6 +220,24 @@ TEST_CASE("a block that is still on its way to the file is not read from it") {
     CHECK(store.hash(1, 0) == expected.hash(1, 0));
 }
 
+TEST_CASE("buffers of a file stay until what was taken ahead for the pipeline before has come") {
+    const scratch_folder folder;
+    disk store(layout_of(3, sizeof(float)), (folder / "weights").string());
+    store.open(2);
+    const std::size_t held = store.bytes();
+    std::size_t meanwhile = 0;
+    schedule::lane<comm::self<host_queue>> uploads(comm::self<>{});
+    auto before = uploads.submit("upload", [&](auto&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));  // until the next pipeline has opened the store
+        meanwhile = store.bytes();
+    });
+    store.fetch(1, 0, {}, before);
+    store.open(3);
+    CHECK(held != 0);
+    CHECK(meanwhile == held);
+    CHECK(store.bytes() != held);
+}
+
 TEST_CASE("a file that cannot be had, or is cut meanwhile, is an error with the system's reason") {
     CHECK_THROWS_WITH_AS(disk(layout_of(1, sizeof(float)), "/nowhere/weights"),
                          "disk_store: cannot open '/nowhere/weights': No such file or directory (2)", backend_error);
@@ -236,6 +258,27 @@ TEST_CASE("masters of float with transfers of 16 and 8 bits: updated in float, s
     expect_masters<bfloat16>(trial{.steps = 5}, zeroth::rounded_wire<bfloat16>{}, in_16_bits<bfloat16>);
     const trial eight{.blocks = 4, .steps = 3, .kind = zeroth::distribution::rademacher};
     expect_masters<float>(eight, zeroth::float8_wire<>{}, in_8_bits);
+}
+
+TEST_CASE("masters are set of tensors that there are, whole, on each rank its part") {
+    const zeroth::model_layout layout({{}, {{{1, 300}, {2, 3}}}, {}}, sizeof(bfloat16), 2);
+    std::vector<float> w(300);
+    for (std::size_t i = 0; i < w.size(); ++i) { w[i] = static_cast<float>(i) + 0.001f; }
+    for (const std::size_t rank : {0u, 1u}) {
+        zeroth::master_store<bfloat16, host_queue> store(layout, rank);
+        store.write_master(1, 0, view<const float>(w));
+        const part own = store.own(1);
+        for (std::size_t i = 0; i < own.count; ++i) {
+            CHECK(store.master(1)[i] == (own.first + i < w.size() ? w[own.first + i] : 0.0f));
+        }
+        const auto refused = [&](std::size_t m, std::size_t k, const char* why) {
+            CHECK_THROWS_WITH_AS(store.write_master(m, k, view<const float>(w)), why, usage_error);
+        };
+        refused(1, 2, "block_store: write_master of tensor 2 of module 1, which there is not");
+        refused(0, 0, "block_store: write_master of tensor 0 of module 0, which there is not");
+        refused(9, 0, "block_store: write_master of tensor 0 of module 9, which there is not");
+        refused(1, 1, "block_store: write_master of 300 elements, but tensor 1 of module 1 has 3");
+    }
 }
 
 TEST_CASE("masters that the device updates: eight bits travel and updates are replayed on them, masters take all") {

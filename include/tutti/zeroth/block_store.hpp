@@ -79,7 +79,8 @@ protected:
 ///            an offload; `slot` says which of its buffers a transfer uses.
 ///            On a virtual queue a store has sizes and no values: what is written is not kept, and a hash is of sizes.
 /// Threads    one thread at a time.
-/// Errors     usage_error for a module, tensor or size that is not the layout's; for a read on a virtual queue.
+/// Errors     usage_error for a layout of other elements, for a module, tensor or size that is not the layout's; for a read
+///            on a virtual queue.
 template <floating_element T, queue Q> class block_store {
     model_layout layout_;
     std::size_t rank_;
@@ -93,6 +94,10 @@ public:
     block_store(model_layout l, std::size_t rank) : layout_(std::move(l)), rank_(rank) {
         if (rank >= layout_.ranks()) {
             throw usage_error(formatted("block_store: rank {} of a layout for {} ranks", rank, layout_.ranks()));
+        }
+        if (layout_.grain() * sizeof(T) != model_layout::alignment) {
+            throw usage_error(formatted("block_store: a layout for elements of {} bytes, those of the weights have {}",
+                                        model_layout::alignment / layout_.grain(), sizeof(T)));
         }
     }
     block_store(const block_store&) = delete;
@@ -155,11 +160,7 @@ public:
     [[nodiscard]] virtual std::uint64_t hash(std::size_t m, std::uint64_t seed) = 0;
 
 protected:
-    /// Elements from `first` on of the rank's part of a module.
-    virtual void put(std::size_t m, std::size_t first, view<const T> values) = 0;
-    virtual void get(std::size_t m, std::size_t first, view<T> values) = 0;
-
-private:
+    /// Calls each(slice) for what this rank has of tensor `k` of module `m`: `first` in the tensor, `offset` in the part.
     template <class Each>
     void each_piece(std::size_t m, std::size_t k, std::size_t count, std::string_view what, Each each) {
         if (m >= layout_.modules() || k >= layout_.slices(m).size()) {
@@ -172,6 +173,9 @@ private:
         }
         for (const tensor_slice& piece : slices_within({&all, 1}, own(m))) { each(piece); }
     }
+    /// Elements from `first` on of the rank's part of a module.
+    virtual void put(std::size_t m, std::size_t first, view<const T> values) = 0;
+    virtual void get(std::size_t m, std::size_t first, view<T> values) = 0;
 };
 
 /// Every module in one page-locked buffer of its own, so that a transfer is one copy at the full rate of the link.

@@ -134,12 +134,12 @@ public:
         std::size_t largest = 0;
         for (std::size_t m = 0; m < this->layout().modules(); ++m) { largest = std::max(largest, this->own(m).count); }
         this->settle();
+        read_.clear();  // waits: blocks that the pipeline before took ahead may still be coming
         for (auto* const buffers : {&in_, &out_}) {
             buffers->clear();
             for (std::size_t s = 0; s < slot_count; ++s) { buffers->emplace_back(memory_, largest); }
         }
         last_.assign(slot_count, nobody);
-        read_.clear();
         read_.resize(slot_count);
     }
     void fetch(std::size_t m, std::size_t slot, std::span<const pending_update>, upload_ticket& before) override {

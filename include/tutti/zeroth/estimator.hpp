@@ -30,7 +30,7 @@ enum class estimate : std::uint8_t {
 enum class update_rule : std::uint8_t {
     descent,      ///< along -g z
     sign,         ///< along -z or z: by the sign of g, a scalar
-    conservative  ///< to the best of w, w - lr g z and w + lr g z: three forward passes more
+    conservative  ///< to the best of w, w - lr g z and w + lr g z: three forward passes more; without decay
 };
 
 /// How a derivative is estimated, and what is done with it.
@@ -60,6 +60,11 @@ struct estimator {
         }
         if (rule == update_rule::conservative && directions != 1) {
             throw usage_error(formatted("zeroth: the conservative rule has one direction, not {}", directions));
+        }
+        if (rule == update_rule::conservative && weight_decay != 0) {
+            throw usage_error(formatted(
+                "zeroth: a weight decay of {} would lead the conservative rule to a point that it did not probe",
+                weight_decay));
         }
     }
     /// Equal exactly when the estimator is.

@@ -7,6 +7,7 @@
 #include <concepts>   // same_as
 #include <cstddef>    // size_t
 #include <cstdint>    // hashes
+#include <optional>   // the last update
 #include <span>       // probes, updates
 #include <utility>    // move, declval
 #include <vector>     // slices, pending updates
@@ -43,7 +44,8 @@ struct no_optimizer {};
 /// Determinism  as perturb and apply_updates: bits, if forward's are.
 /// Cost         as much memory as the weights again; a probe reads and writes them once, an update also. An optimizer's
 ///              moments come on top.
-/// Errors       usage_error for slices that overlap or leave the view.
+/// Errors       usage_error for slices that overlap or leave the view; before anything moved, for an update that is not
+///              finite and for a step twice.
 template <floating_element T, queue Q, class Forward, class Optimizer = no_optimizer> class in_memory {
     using M = typename Q::memory_type;
     static constexpr bool moving = !std::same_as<Optimizer, no_optimizer>;
@@ -66,6 +68,7 @@ template <floating_element T, queue Q, class Forward, class Optimizer = no_optim
     Optimizer optimizer_;
     buffer<T, Q> copy_;
     std::vector<pending_update> pending_;
+    std::optional<direction> last_;  // of the last update
     std::vector<optimize::segment> segments_;
     decltype(state_of(std::declval<Q>(), std::declval<const Optimizer&>(), 0)) state_;
 
@@ -90,6 +93,9 @@ public:
     [[nodiscard]] view<T, M> weights() const noexcept { return weights_; }
     [[nodiscard]] std::span<const tensor_slice> slices() const noexcept { return slices_; }
     [[nodiscard]] std::span<const pending_update> pending() const noexcept { return pending_; }
+    /// The optimizer's moments and step count. With the weights and the number of the next step this is all that a bit-exact
+    /// resume needs; restored() after their memory was written.
+    [[nodiscard]] auto& state() noexcept requires(moving) { return state_; }
 
     void evaluate(std::span<const probe> probes, std::size_t micro_batch, std::span<loss_value> losses) {
         if (losses.size() != probes.size()) {
@@ -102,20 +108,30 @@ public:
                 losses[k] = forward_(view<const T, M>(weights_), micro_batch);
                 continue;
             }
+            flush_unless(p.z.kind);
             update_then_perturb(queue_, weights_, copy_.view(), slices_, pending_, p.z, p.scale);
             pending_.clear();
             losses[k] = forward_(view<const T, M>(copy_.view()), micro_batch);
         }
     }
 
+    /// The updates of one step, all at once. None: the step changes nothing.
     void update(std::span<const pending_update> updates) {
+        if (updates.empty()) { return; }
+        const direction& z = updates.front().z;
+        detail::expect_updates("update", updates, z.kind);
+        if (last_.has_value() && last_->seed == z.seed && last_->step == z.step) {
+            throw usage_error(
+                formatted("update: step {} of seed {} again; a step's updates come together", z.step, z.seed));
+        }
         if constexpr (moving) {
             move_by_optimizer(updates);
         } else {
-            detail::expect_updates("update", updates, detail::kind_of(updates));
+            flush_unless(z.kind);
             pending_.insert(pending_.end(), updates.begin(), updates.end());
             if (when_ == applied::at_once) { flush(); }
         }
+        last_ = updates.back().z;
     }
 
     void flush() {
@@ -133,8 +149,11 @@ private:
         expect_each_once(slices, weights.size());
         return weights.size();
     }
+    // Lists of updates are of one distribution, and so is the perturbation that an update is fused with.
+    void flush_unless(distribution kind) {
+        if (!pending_.empty() && pending_.front().z.kind != kind) { flush(); }
+    }
     void move_by_optimizer(std::span<const pending_update> updates) {
-        if (updates.empty()) { return; }
         for (const pending_update& u : updates) {
             if (u.weight_decay != 0) { throw usage_error("zeroth: the weight decay of an optimizer is its own"); }
         }

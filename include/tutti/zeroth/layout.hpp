@@ -78,8 +78,9 @@ struct tensor_place {
 ///            the order given, each at a multiple of 256 bytes; a run is padded to 256 bytes for each of `ranks`, so
 ///            that all ranks have equal parts of it.
 /// Units      elements, unless said otherwise.
-/// Errors     usage_error: no block, a tensor without elements, the same tensor twice, a name of two tensors; tensors with
-///            a number among some without; a tied tensor that the tail describes otherwise than the head.
+/// Errors     usage_error: elements of a size that does not divide 256 bytes; no block, a tensor without elements, the same
+///            tensor twice, a name of two tensors; tensors with a number among some without; a tied tensor that the tail
+///            describes otherwise than the head.
 class model_layout {
     struct run {
         std::vector<tensor_slice> slices;
@@ -96,7 +97,7 @@ public:
     static constexpr std::size_t alignment = 256;  ///< bytes: what copy engines and vector loads like
 
     model_layout(const model_shape& model, std::size_t element_bytes, std::size_t ranks = 1)
-        : ranks_(ranks), grain_(alignment / element_bytes) {
+        : ranks_(ranks), grain_(grain_of(element_bytes)) {
         if (model.blocks.empty()) { throw usage_error("model_layout: the model has no block"); }
         if (ranks == 0) { throw usage_error("model_layout: 0 ranks, expected 1 or more"); }
         numbering known;
@@ -170,6 +171,13 @@ private:
         }
     };
 
+    [[nodiscard]] static std::size_t grain_of(std::size_t element_bytes) {
+        if (element_bytes == 0 || alignment % element_bytes != 0) {
+            throw usage_error(formatted("model_layout: elements of {} bytes, expected a divisor of {}", element_bytes,
+                                        std::size_t{alignment}));
+        }
+        return alignment / element_bytes;
+    }
     [[nodiscard]] std::size_t rounded(std::size_t count, std::size_t to) const { return (count + to - 1) / to * to; }
 
     [[nodiscard]] static std::string called(const tensor_shape& t) {

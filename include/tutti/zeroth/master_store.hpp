@@ -88,13 +88,9 @@ public:
     [[nodiscard]] view<const float> master(std::size_t m) const { return masters_.at(m); }
     /// Sets the masters of a tensor, more exactly than write().
     void write_master(std::size_t m, std::size_t k, view<const float> whole) {
-        const tensor_slice& all = this->layout().slices(m)[k];
-        if (whole.size() != all.count) {
-            throw usage_error(formatted("master_store: {} elements for a tensor of {}", whole.size(), all.count));
-        }
-        for (const tensor_slice& p : slices_within({&all, 1}, this->own(m))) {
+        this->each_piece(m, k, whole.size(), "write_master", [&](const tensor_slice& p) {
             std::copy_n(whole.data() + p.first, p.count, masters_[m].data() + p.offset);
-        }
+        });
     }
 
     [[nodiscard]] bool updates() const noexcept override { return true; }

@@ -11,6 +11,7 @@
 #include <cstddef>    // size_t
 #include <cstdint>    // steps, hashes
 #include <cstring>    // memcpy: bits of a number
+#include <exception>  // what ends a step
 #include <limits>     // infinity
 #include <span>       // records
 #include <utility>    // move
@@ -62,7 +63,8 @@ struct step_result {
 /// Errors       usage_error for options that make no sense; mismatch_error, naming the ranks, when options, weights at the
 ///              start, learning rates or step numbers differ, at once, or weights, at the next check. Losses that are not
 ///              finite are no error: the step is skipped on all ranks and counted. On virtual ranks, whose losses are all
-///              alike, usage_error for the conservative rule.
+///              alike, usage_error for the conservative rule. An error in a step, also one of the pipeline or of a learning
+///              rate on one rank, ends all ranks: the family is aborted with its text, and it is rethrown here.
 template <communicator C, pipeline P>
 requires comm::can_all_gather<C, scalar_record>
 class replicated {
@@ -106,6 +108,25 @@ public:
     [[nodiscard]] C& communicator() noexcept { return comm_; }
 
     step_result step(double learning_rate) {
+        try {
+            return take_step(learning_rate);
+        } catch (const std::exception& e) {
+            comm_.abort(e.what());
+            throw;
+        } catch (...) {
+            comm_.abort("zeroth: a step threw something that is no std::exception");
+            throw;
+        }
+    }
+
+private:
+    using Q = queue_of<C>;
+    using M = memory_of<C>;
+    using records = std::vector<scalar_record>;
+
+    static constexpr unsigned tag_shift = 24;
+
+    step_result take_step(double learning_rate) {
         expect_learning_rate(learning_rate);
         const std::uint64_t inputs = hash_of_inputs(learning_rate);
         step_result result;
@@ -141,13 +162,6 @@ public:
         }
         return result;
     }
-
-private:
-    using Q = queue_of<C>;
-    using M = memory_of<C>;
-    using records = std::vector<scalar_record>;
-
-    static constexpr unsigned tag_shift = 24;
 
     struct place {
         int side;

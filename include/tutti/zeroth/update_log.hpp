@@ -16,7 +16,7 @@ namespace tutti::zeroth {
 ///
 /// Semantics  `append` adds a step; `pending` is what a module's weights lack; `applied` says that they lack nothing.
 ///            Between two appends of a step nothing else happens, so lists are cut between steps alone.
-/// Cost       40 bytes an update and one number a module.
+/// Cost       48 bytes an update and one number a module.
 class update_log {
     struct progress {
         std::size_t updates = 0;

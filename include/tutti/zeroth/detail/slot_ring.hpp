@@ -157,8 +157,6 @@ public:
         } catch (...) {}      // what went wrong there has been thrown, or nobody asked for it
     }
 
-    [[nodiscard]] std::size_t slot_count() const noexcept { return slots_; }
-    [[nodiscard]] std::span<const std::size_t> order() const noexcept { return order_; }
     [[nodiscard]] const transfer_counters& counters() const noexcept { return counters_; }
     [[nodiscard]] Exchange& exchange() noexcept { return exchange_; }
 
