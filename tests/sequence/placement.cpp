@@ -299,3 +299,27 @@ TEST_CASE("a circle is named by sequences and ranks") {
               }) == formatted("placement: rank 0 lists ring {}, which it is not in, or lists twice", bad.back()));
     }
 }
+
+TEST_CASE("a ring that a rank has left out stays open for nobody else") {
+    const std::vector<ring> rings{{0, zone::node, {0, 1}}, {1, zone::local, {0}}};
+    CHECK(refusal([&] {
+              sequence::validate_order(rings, std::vector<std::vector<std::size_t>>{{0}, {0, 1}});
+          }) == "placement: rank 1 lists ring 1, which it is not in, or lists twice");
+}
+
+TEST_CASE("checks are linear in the sizes of the rings") {
+    // What is quadratic takes hundreds of times as long, and does not end before the test's time is up.
+    const int many = 1 << 20;
+    std::vector<ring> rings;
+    std::vector<std::vector<std::size_t>> orders(1);
+    for (int s = 0; s < many; ++s) {
+        orders[0].push_back(rings.size());
+        rings.push_back({s, zone::local, {0}});
+    }
+    CHECK(refusal([&] { sequence::validate_order(rings, orders); }) == "accepted");
+    ring all{0, zone::node, {}};
+    for (int r = 0; r < many; ++r) { all.ranks.push_back(r); }
+    CHECK(refusal([&] {
+              sequence::validate_rings(sequence::assembled(cluster{1, many}, lengths_t{2 * many}, {all}));
+          }) == "accepted");
+}
