@@ -64,6 +64,12 @@ TEST_CASE("a step hides its transfer from the threshold on, whatever the ring") 
     CHECK(both.of(zone::node) == both.node);
     CHECK(both.of(zone::world) == both.world);
     CHECK(sequence::least_tokens_that_hide({a2}, {bytes, {}, {}}) == sequence::least_tokens{0, 0});
+    // Free transfers are hidden by anything.
+    const double infinity = std::numeric_limits<double>::infinity();
+    CHECK(sequence::tokens_that_hide(0, 0, bandwidth) == 0);
+    CHECK(sequence::tokens_that_hide(0, bytes, infinity) == 0);
+    CHECK(sequence::tokens_that_hide(0, bytes, bandwidth) == infinity);
+    CHECK(sequence::least_tokens_that_hide({0, 1, 1}, {bytes, {}, {}}) == sequence::least_tokens{0, 0});
     CHECK_THROWS_WITH_AS(static_cast<void>(sequence::least_tokens_that_hide({0, 1, 1}, transfers)),
                          "cost: attention of 0 s/token^2 hides no transfer of 8192 bytes a token at 100000000000 B/s",
                          usage_error);

@@ -85,8 +85,9 @@ struct zeppelin_plan {
 /// Semantics    sequences go in order of length. One of cost w on k ranks loads each by w / k; k is the least allowed
 ///              size with w / k <= theta * average and room for its tokens, rings over several nodes being of whole
 ///              nodes. It goes to the ranks of one node, or to the nodes, that are least loaded afterwards; where there
-///              is no room the next larger ring is tried. The first theta whose plan is within the tolerance wins, else
-///              the best plan of all.
+///              is no room a larger ring is tried: inside a node the least of twice the size or more, or of the whole
+///              node, over nodes the next. The first theta whose plan is within the tolerance wins, else the best plan
+///              of all.
 /// Guarantee    tokens of a rank <= capacity. With only local rings and no capacity the slowest rank is within
 ///              1 + theta * (1 - 1/D) of the lower bound. The plan of even rings, the fallback, needs the tokens to fit
 ///              into all ranks together, and may exceed the capacity of one by two tokens.
