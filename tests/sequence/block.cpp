@@ -364,8 +364,17 @@ TEST_CASE("a view of tokens that leaves its memory is refused") {
     CHECK_NOTHROW(token_view<double>(all, 0, 2, 400));
     CHECK_NOTHROW(token_view<double>(all, 3, 2, 4, 4, 12));
     CHECK_THROWS_WITH_AS(token_view<double>(all, 4, 2, 4),
-                         "token_view: 4 tokens of 2 heads of 4 need 32 elements, the view has 24", usage_error);
+                         "token_view: 4 tokens of 2 heads of 4, 8 and 4 apart, do not fit into 24 elements",
+                         usage_error);
     CHECK_THROWS_AS(token_view<double>(all, 3, 2, 4, 4, 13), usage_error);
+    // Sizes that wrap around: 2^64 elements and a few.
+    const std::size_t half = std::size_t{1} << 63;
+    CHECK_THROWS_AS(token_view<double>(all, half + 1, 1, 4, 2, 0), usage_error);
+    CHECK_THROWS_AS(token_view<double>(all, 1, half + 1, 4, 0, 2), usage_error);
+    CHECK_THROWS_AS(token_view<double>(all, 2, 3, 4, half, half / 2), usage_error);
+    CHECK_THROWS_AS(token_view<double>(all, 2, 1, half + half - 4, 8, 0), usage_error);
+    CHECK_THROWS_AS(token_view<double>(all, 2, half, 2), usage_error);
+    CHECK_NOTHROW(token_view<double>(all, half, half, 24, 0, 0));
     CHECK_THROWS_WITH_AS(copy_tokens(host_queue{}, token_view<const double>(token_view<double>(all, 1, 2, 4)),
                                      token_view<double>(all, 1, 4, 2)),
                          "copy_tokens: shapes differ (in 1 x 2 x 4, out 1 x 4 x 2)", usage_error);

@@ -4,6 +4,7 @@
 
 #include <algorithm>  // replace
 #include <cmath>      // fabs
+#include <limits>     // infinity
 #include <random>     // noise
 #include <string>     // texts
 #include <vector>     // samples
@@ -63,6 +64,12 @@ TEST_CASE("a step hides its transfer from the threshold on, whatever the ring") 
     CHECK(both.of(zone::node) == both.node);
     CHECK(both.of(zone::world) == both.world);
     CHECK(sequence::least_tokens_that_hide({a2}, {bytes, {}, {}}) == sequence::least_tokens{0, 0});
+    // Free transfers are hidden by anything.
+    const double infinity = std::numeric_limits<double>::infinity();
+    CHECK(sequence::tokens_that_hide(0, 0, bandwidth) == 0);
+    CHECK(sequence::tokens_that_hide(0, bytes, infinity) == 0);
+    CHECK(sequence::tokens_that_hide(0, bytes, bandwidth) == infinity);
+    CHECK(sequence::least_tokens_that_hide({0, 1, 1}, {bytes, {}, {}}) == sequence::least_tokens{0, 0});
     CHECK_THROWS_WITH_AS(static_cast<void>(sequence::least_tokens_that_hide({0, 1, 1}, transfers)),
                          "cost: attention of 0 s/token^2 hides no transfer of 8192 bytes a token at 100000000000 B/s",
                          usage_error);
@@ -261,7 +268,7 @@ TEST_CASE("a calibration comes back from its JSON, bit for bit") {
     CHECK(transfers.bytes_per_token == 256);
     CHECK(c.transfers(2, 8, 2, 4).inside == comm::link{});
     all.between = comm::link{};
-    CHECK_THROWS_WITH_AS(static_cast<void>(json_of(all)), "calibration: a link of inf B/s was not measured",
+    CHECK_THROWS_WITH_AS(static_cast<void>(json_of(all)), "calibration: a link of 0 s and inf B/s was not measured",
                          usage_error);
     const auto says = [](std::string t) {
         try {
@@ -313,6 +320,41 @@ TEST_CASE("a calibration comes back from its JSON, bit for bit") {
                          "calibration: 'a\nb' is no name of one line", usage_error);
     CHECK_THROWS_WITH_AS(static_cast<void>(json_of(sequence::calibration{"", {}, {}})),
                          "calibration: '' is no name of one line", usage_error);
+}
+
+TEST_CASE("a calibration that its reader would refuse is not written") {
+    const auto says = [](auto change) {
+        sequence::calibration c = sequence::h200_training();
+        change(c);
+        try {
+            (void)json_of(c);
+        } catch (const usage_error& e) { return std::string(e.what()); }
+        return std::string("accepted");
+    };
+    using sequence::calibration;
+    CHECK(says([](calibration&) {}) == "accepted");
+    CHECK(says([](calibration& c) { c.samples.clear(); }) ==
+          "calibration: 0 lengths; three coefficients need at least 3");
+    CHECK(says([](calibration& c) { c.samples[1].seconds = 0; }) ==
+          "calibration: 0 s for 2048 tokens is no measurement");
+    CHECK(says([](calibration& c) { c.cost.quadratic = -1; }) == "calibration: -1 is no coefficient of a cost");
+    CHECK(says([](calibration& c) { c.cost.linear = -1; }) == "calibration: -1 is no coefficient of a cost");
+    CHECK(says([](calibration& c) { c.cost.constant = std::numeric_limits<double>::infinity(); }) ==
+          "calibration: inf is no coefficient of a cost");
+    CHECK(says([](calibration& c) { c.step.linear = -2; }) == "calibration: -2 is no coefficient of a cost");
+    CHECK(says([](calibration& c) { c.step.constant = -2; }) == "calibration: -2 is no coefficient of a cost");
+    CHECK(says([](calibration& c) { c.inside->bytes_per_second = 0; }) ==
+          "calibration: a link of 1.342e-05 s and 0 B/s was not measured");
+    CHECK(says([](calibration& c) {
+              c.between = comm::link{-1, 1};
+          }) == "calibration: a link of -1 s and 1 B/s was not measured");
+    CHECK(says([](calibration& c) { c.rings.clear(); }) == "calibration: steps and rings come together");
+    CHECK(says([](calibration& c) { c.rings[0].ranks = 1; }) ==
+          "calibration: 0.00049816 s for 2048 tokens on a ring of 1 is no measurement");
+    CHECK(says([](calibration& c) {
+              c.rings.clear();
+              c.step = {};
+          }) == "accepted");
 }
 
 namespace {

@@ -350,6 +350,11 @@ template <class Route, class Layout> engine_traffic expect_traffic(const layer& 
             std::mutex own;
             e.plan(l.lengths);
             CHECK(ledger->total().bytes == 0);  // a plan is not negotiated
+            if constexpr (std::is_same_v<Route, routed>) {
+                for (const route& r : e.exchange().routes()) {
+                    for (const hop& h : r.hops()) { CHECK((h.from == world.rank() || h.to == world.rank())); }
+                }
+            }
             on_rank<double>(world, e, kept, l, ignored, own);
             const std::lock_guard lock(mutex);
             sent += ledger->total().bytes;

@@ -108,6 +108,18 @@ TEST_CASE("exchanged heads give the bits of one rank") {
     }
 }
 
+TEST_CASE("exchanged heads keep no memory for partial results") {
+    const placement where = placed({1, 2}, {40, 12}, {{0, 1}, {0, 1}});
+    comm::threads::launch(2, [&](comm::threads& world) {
+        comm::threads own = world.duplicate("attention");
+        const host_queue q = own.queue();
+        const std::size_t before = q.account().live();
+        ulysses_of<double> e(std::move(own), {4, 2, 8});
+        e.plan(where);
+        expect(q.account().live() == before, "a plan keeps {} bytes", q.account().live() - before);
+    });
+}
+
 TEST_CASE("ranks that do not divide the heads are refused, on all of them") {
     // deepspeedai/DeepSpeed#7384, #5177: silently wrong.
     const placement where = several_rings();

@@ -118,6 +118,17 @@ TEST_CASE("a batch is full, its last sequence cut, and none longer than allowed"
                     usage_error);
 }
 
+TEST_CASE("bins without documents are refused") {
+    const sequence::length_bin empty[] = {{1, 4, 0}, {5, 8, 0}};
+    CHECK_THROWS_WITH_AS(static_cast<void>(sequence::length_at({"mine", empty}, stream, 0)),
+                         "lengths: the bins of 'mine' count 0 documents", usage_error);
+    const sequence::length_bin one[] = {{1, 4, 0}, {5, 8, 1}, {9, 12, 0}};
+    for (std::uint64_t i = 0; i < 20; ++i) {
+        const std::int64_t s = sequence::length_at({"mine", one}, stream, i);
+        CHECK((s >= 5 && s <= 8));
+    }
+}
+
 TEST_CASE("names") {
     CHECK_THROWS_WITH_AS(static_cast<void>(sequence::length_distribution_named("arxiv")),
                          "lengths: 'arxiv' is not one of prolong, wlb, wikipedia, magi, arxiv-surrogate, "

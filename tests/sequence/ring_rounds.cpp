@@ -29,18 +29,31 @@ namespace {
 
 using kernel = host_attention<double>;
 
-// An exchange that comes late, each time by another while, and that only the planned copy may make.
+// An exchange that comes late, each time by another while, and that only the planned one may make.
 struct late_exchange {
     std::uint64_t seed = 0;
-    std::size_t planned = 0;
-    void plan(std::span<const std::vector<flow>> calls) { planned = calls.size(); }
+    std::size_t known = 0;  // calls
+    [[nodiscard]] late_exchange planned(std::span<const std::vector<flow>> calls, int) const {
+        return {seed, calls.size()};
+    }
     template <class C>
     void exchange(C& comm, std::size_t number, std::span<const comm::transfer<host_memory>> messages) const {
-        expect(number < planned, "call {} of {}", number, planned);
+        expect(number < known, "call {} of {}", number, known);
         const std::uint64_t word = mixed(seed * 1000 + static_cast<std::uint64_t>(comm.rank()) * 100 + number);
         if (word % 3 != 0) { std::this_thread::sleep_for(std::chrono::microseconds(word % 700)); }
         comm.exchange(messages);
     }
+};
+
+// Counts its copies.
+struct copied_exchange : direct_exchange {
+    std::shared_ptr<int> copies;
+    int rank;
+    copied_exchange(std::shared_ptr<int> count, int own) : copies(std::move(count)), rank(own) {}
+    copied_exchange(const copied_exchange& other) : copies(other.copies), rank(other.rank) { ++*copies; }
+    copied_exchange(copied_exchange&&) = default;
+    copied_exchange& operator=(const copied_exchange&) = default;
+    [[nodiscard]] copied_exchange planned(std::span<const std::vector<flow>>, int own) const { return {copies, own}; }
 };
 
 // Counts the pairs of a query and a key that it is asked to look at.
@@ -245,6 +258,20 @@ TEST_CASE("a round runs the rings of the world, then of the node, then its share
         mine.backward(e);
         const std::vector<std::size_t> back{16, /**/ 8, 6, /**/ 8, 12, /**/ 8, /**/ 10, 10, 10};
         expect(world.rank() != 0 || *queries == back, "another order of backward");
+    });
+}
+
+TEST_CASE("an exchange is planned for its rank, and what it planned before is not copied") {
+    const placement two = on_all(3, {20}), one = on_all(3, {12, 7});
+    comm::threads::launch(3, [&](comm::threads& world) {
+        const auto copies = std::make_shared<int>(0);
+        const copied_exchange first{copies, -1};
+        ring_attention<comm::threads, idle_kernel, copied_exchange> e(world.duplicate("attention"), {2, 2, 8}, {}, {},
+                                                                      first);
+        const int before = *copies;
+        for (const placement* p : {&two, &one, &two}) { e.plan(*p); }
+        expect(*copies == before, "{} copies", *copies - before);
+        expect(e.exchange().rank == world.rank(), "planned for rank {}", e.exchange().rank);
     });
 }
 

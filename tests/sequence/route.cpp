@@ -7,6 +7,7 @@
 #include <chrono>     // late ranks
 #include <cmath>      // ceil
 #include <cstdint>    // hashes
+#include <iterator>   // back_inserter
 #include <map>        // staging
 #include <random>     // random flows
 #include <string>     // messages
@@ -261,6 +262,57 @@ TEST_CASE("one message of any size, in any number of chunks: whole, each byte on
             },
             soon);
     }
+}
+
+TEST_CASE("a route made for one rank has its hops of the whole route, and counts what all ranks send") {
+    std::mt19937 random(7);
+    bool spread = false;
+    std::vector<topology> machines = topologies();
+    machines.push_back(topology::uniform(2, 4, {0, 1e12}, {1e-6, 1e6}, 4));  // spreading pays
+    for (const topology& t : machines) {
+        for (int repeat = 0; repeat < 3; ++repeat) {
+            flows list;
+            for (int f = 0; f < 12; ++f) {
+                const auto any = [&] { return static_cast<int>(random() % static_cast<unsigned>(t.ranks())); };
+                const std::size_t most = repeat == 0 ? 40 : 40000;
+                list.push_back({any(), any(), random() % most});
+            }
+            const route whole = route::fastest(t, list);
+            route_bytes sent;
+            std::size_t steps = 0;
+            for (const hop& h : whole.hops()) {
+                (t.same_node(h.from, h.to) ? sent.inside : sent.between) += h.bytes;
+                steps = std::max(steps, h.step + 1);
+            }
+            CHECK(whole.bytes() == sent);
+            CHECK(whole.steps() == steps);
+            spread = spread || steps > 1;
+            std::vector<route> own;
+            for (int rank = 0; rank < t.ranks(); ++rank) {
+                own.push_back(route::fastest(t, list, rank));
+                std::vector<hop> hops;
+                std::copy_if(whole.hops().begin(), whole.hops().end(), std::back_inserter(hops),
+                             [&](const hop& h) { return h.from == rank || h.to == rank; });
+                CHECK(std::equal(hops.begin(), hops.end(), own.back().hops().begin(), own.back().hops().end()));
+                CHECK(own.back().bytes() == sent);
+                CHECK(own.back().steps() == steps);
+                CHECK(own.back().staging_bytes(rank) == whole.staging_bytes(rank));
+            }
+            threads::launch(
+                t.ranks(),
+                [&](threads& c) {
+                    traffic mine(list, c.rank());
+                    own[static_cast<std::size_t>(c.rank())].exchange(c, mine.messages);
+                    CHECK(mine.arrived(c.rank()));
+                },
+                soon);
+        }
+    }
+    CHECK(spread);
+    const topology pair = topology::uniform(1, 2);
+    CHECK_THROWS_WITH_AS(threads::launch(2, [&](threads& c) { route::fastest(pair, flows{}, 1).exchange(c, {}); }),
+                         "route: made for rank 1 alone, not for rank 0", usage_error);
+    CHECK_THROWS_AS(static_cast<void>(route::fastest(pair, flows{}, 2)), usage_error);
 }
 
 TEST_CASE("a message by hand: 100 bytes over 4 NICs in 2 chunks") {

@@ -25,8 +25,9 @@ namespace tutti::sequence {
 /// A calibration as a JSON object; numbers are as long as it takes to read the same ones back. Links are
 /// [latency_seconds, bytes_per_second], samples [tokens, seconds], rings [tokens, ranks, seconds]; what was not measured
 /// is left out.
-/// Errors  usage_error when the name is empty or has control characters, such as another line, or a link's bandwidth is
-///         no number.
+/// Errors  usage_error when the name is empty or has control characters, such as another line, or calibration_from would
+///         refuse the text: too few samples, a number that is negative or not finite, a link without bandwidth, steps
+///         without the rings that they were fitted to.
 [[nodiscard]] inline std::string json_of(const calibration& c) {
     std::string name;
     bool printable = !c.name.empty();
@@ -36,14 +37,27 @@ namespace tutti::sequence {
         printable = printable && (static_cast<unsigned char>(letter) >= 0x20 && letter != 0x7f);
     }
     if (!printable) { throw usage_error(formatted("calibration: '{}' is no name of one line", c.name)); }
+    for (const double number : {c.cost.quadratic, c.cost.linear, c.cost.constant, c.step.linear, c.step.constant}) {
+        if (!std::isfinite(number) || number < 0) {
+            throw usage_error(formatted("calibration: {} is no coefficient of a cost", number));
+        }
+    }
+    detail::expect_samples(c.samples);
+    if (!c.rings.empty()) {
+        detail::expect_rings(c.rings);
+    } else if (c.step != step_cost{}) {
+        throw usage_error("calibration: steps and rings come together");
+    }
     std::string text =
         formatted("{{\n  \"format\": \"tutti attention cost 1\",\n  \"name\": \"{}\",\n  \"quadratic\": {},\n"
                   "  \"linear\": {},\n  \"constant\": {},\n",
                   name, c.cost.quadratic, c.cost.linear, c.cost.constant);
     const auto put_link = [&](std::string_view key, const std::optional<comm::link>& l) {
         if (!l) { return; }
-        if (!std::isfinite(l->latency_seconds) || !std::isfinite(l->bytes_per_second)) {
-            throw usage_error(formatted("calibration: a link of {} B/s was not measured", l->bytes_per_second));
+        if (!std::isfinite(l->latency_seconds) || l->latency_seconds < 0 || !std::isfinite(l->bytes_per_second) ||
+            l->bytes_per_second <= 0) {
+            throw usage_error(formatted("calibration: a link of {} s and {} B/s was not measured", l->latency_seconds,
+                                        l->bytes_per_second));
         }
         text += formatted("  \"{}\": [{}, {}],\n", key, l->latency_seconds, l->bytes_per_second);
     };

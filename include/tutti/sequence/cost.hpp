@@ -82,7 +82,7 @@ struct transfer_cost {
 /// Units   tokens; infinite where attention costs nothing but transfers do, 0 where transfers cost nothing.
 [[nodiscard]] constexpr double tokens_that_hide(double quadratic, double bytes_per_token,
                                                 double bytes_per_second) noexcept {
-    return bytes_per_token / (quadratic * bytes_per_second);
+    return bytes_per_token / bytes_per_second == 0 ? 0 : bytes_per_token / (quadratic * bytes_per_second);
 }
 
 /// Tokens that a rank keeps at least, when a sequence is cut inside a node and when it is cut across nodes. 0: any.
@@ -96,7 +96,7 @@ struct least_tokens {
 };
 
 /// The least tokens that hide the transfers of either kind of ring, rounded up.
-/// Errors  usage_error when there is no such number: attention has no quadratic cost.
+/// Errors  usage_error when there is no such number: attention has no quadratic cost, and transfers are not free.
 [[nodiscard]] inline least_tokens least_tokens_that_hide(const attention_cost& cost, const transfer_cost& transfers) {
     const auto rounded = [&](const comm::link& l) {
         const double c = std::ceil(tokens_that_hide(cost.quadratic, transfers.bytes_per_token, l.bytes_per_second));

@@ -175,7 +175,8 @@ public:
         };
         if constexpr (requires { exchange().routes(); }) {
             for (const auto& call : exchange().routes()) {
-                for (const auto& h : call.hops()) { send(h.from, h.to, h.bytes); }
+                t.inside += call.bytes().inside;
+                t.between += call.bytes().between;
             }
         } else {
             for (const auto& call : rings::calls_of(where_, heads())) {

@@ -113,6 +113,7 @@ inline constexpr std::array<length_distribution, 8> length_distributions{{{"prol
 
 /// The length of document `i` of a stream: a bin by its count, then uniform in the logarithm.
 /// Determinism  of the arguments, and of the last bits of the machine's exp and log. At least 1.
+/// Errors       usage_error when the bins count no document.
 [[nodiscard]] inline std::int64_t length_at(const length_distribution& d, random_stream stream, std::uint64_t i) {
     const auto words = stream.block(i);
     if (d.bins.empty()) {
@@ -122,6 +123,7 @@ inline constexpr std::array<length_distribution, 8> length_distributions{{{"prol
     }
     std::int64_t total = 0;
     for (const length_bin& b : d.bins) { total += b.count; }
+    if (total <= 0) { throw usage_error(formatted("lengths: the bins of '{}' count {} documents", d.name, total)); }
     auto left = static_cast<std::int64_t>(stream.below(i, static_cast<std::uint64_t>(total)));
     std::size_t at = 0;
     while (left >= d.bins[at].count) { left -= d.bins[at++].count; }

@@ -150,35 +150,12 @@ concept partitioner = requires(const P& p, std::span<const std::int64_t> lengths
     return zone::node;
 }
 
-namespace detail {
-// Appends what position `at` of a ring holds.
-inline void append_chunks(std::vector<piece>& out, const ring& r, std::int64_t length, std::size_t at) {
-    const int size = static_cast<int>(r.ranks.size());
-    const int position = static_cast<int>(at);
-    out.push_back(chunk_of(r.sequence, length, position, size));
-    out.push_back(chunk_of(r.sequence, length, 2 * size - 1 - position, size));
-}
-}  // namespace detail
-
-/// What `rank` holds: its two chunks of each of its rings, in the order of the rings.
-/// Errors  none: rings name sequences that `lengths` has.
-[[nodiscard]] inline std::vector<piece> pieces_of(std::span<const ring> rings, std::span<const std::int64_t> lengths,
-                                                  int rank) {
-    std::vector<piece> out;
-    for (const ring& r : rings) {
-        for (std::size_t i = 0; i < r.ranks.size(); ++i) {
-            if (r.ranks[i] == rank) { detail::append_chunks(out, r, lengths[static_cast<std::size_t>(r.sequence)], i); }
-        }
-    }
-    return out;
-}
-
 /// The order in which all ranks run rings: the farthest first, since their keys and values are the longest under way.
 [[nodiscard]] constexpr bool runs_before(const ring& a, const ring& b) noexcept {
     return a.where != b.where ? a.where > b.where : a.sequence < b.sequence;
 }
 
-/// A placement from its rings: brings them into order and gives each rank its pieces.
+/// A placement from its rings: brings them into order and gives each rank its two chunks of each of its rings.
 /// Cost  a sort of the rings, and a step for each rank of each ring.
 [[nodiscard]] inline placement assembled(const cluster& machines, std::span<const std::int64_t> lengths,
                                          std::vector<ring> rings) {
@@ -186,9 +163,13 @@ inline void append_chunks(std::vector<piece>& out, const ring& r, std::int64_t l
     std::sort(p.rings.begin(), p.rings.end(), runs_before);
     p.pieces.resize(static_cast<std::size_t>(machines.ranks()));
     for (const ring& r : p.rings) {
+        const int size = static_cast<int>(r.ranks.size());
         for (std::size_t i = 0; i < r.ranks.size(); ++i) {
-            detail::append_chunks(p.pieces[static_cast<std::size_t>(r.ranks[i])], r,
-                                  p.lengths[static_cast<std::size_t>(r.sequence)], i);
+            auto& pieces = p.pieces[static_cast<std::size_t>(r.ranks[i])];
+            const std::int64_t length = p.lengths[static_cast<std::size_t>(r.sequence)];
+            const int position = static_cast<int>(i);
+            pieces.push_back(chunk_of(r.sequence, length, position, size));
+            pieces.push_back(chunk_of(r.sequence, length, 2 * size - 1 - position, size));
         }
     }
     return p;
@@ -239,18 +220,6 @@ inline std::int64_t expect_placeable(std::string_view who, std::span<const std::
         total += lengths[i];
     }
     return total;
-}
-
-// Numbers of the sequences, the longest first; equal ones by number, so that all ranks have the same order.
-[[nodiscard]] inline std::vector<int> longest_first_order(std::span<const std::int64_t> lengths) {
-    std::vector<int> order(lengths.size());
-    for (std::size_t i = 0; i < order.size(); ++i) { order[i] = static_cast<int>(i); }
-    std::sort(order.begin(), order.end(), [&](int a, int b) {
-        const std::int64_t of_a = lengths[static_cast<std::size_t>(a)];
-        const std::int64_t of_b = lengths[static_cast<std::size_t>(b)];
-        return of_a != of_b ? of_a > of_b : a < b;
-    });
-    return order;
 }
 }  // namespace detail
 

@@ -123,9 +123,8 @@ public:
             if (s.members() > 1) { traveling_ += s.widest(); }
         }
         if constexpr (!std::same_as<Exchange, direct_exchange>) {
-            auto exchange = std::make_shared<Exchange>(*exchange_);
-            exchange->plan(calls_of(p, this->heads_));
-            exchange_ = std::move(exchange);
+            exchange_ =
+                std::make_shared<const Exchange>(exchange_->planned(calls_of(p, this->heads_), this->comm_.rank()));
         }
     }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>      // bytes
+#include <optional>     // a rank
 #include <span>         // flows, messages
 #include <string_view>  // names
 #include <vector>       // plan
@@ -37,26 +38,34 @@ namespace tutti::sequence {
 /// Cost         U units between two nodes with x common NICs: each carries at most ceil(U / x) of them. chunks + 2
 ///              exchanges. Data that takes all stages is sent three times. staging_bytes(rank): two chunks (one, when
 ///              there is but one) of every part of a message that the rank passes on.
-/// Errors       usage_error when a rank does not exist, sizes do not fit the list, or the communicator is another size.
+/// Errors       usage_error when a rank does not exist, sizes do not fit the list, or the communicator is another size, or
+///              another rank's than the one that the route was made for.
 class route {
     std::vector<flow> flows_;
     route_plan plan_;
     int ranks_;
+    std::optional<int> only_;
 
     template <class Choose>
-    route(const comm::topology& t, std::span<const flow> flows, Choose choose)
+    route(const comm::topology& t, std::span<const flow> flows, Choose choose, std::optional<int> only = {})
         : flows_(flows.begin(), flows.end())
-        , plan_(detail::route_planner::make(t, flows_, choose))
-        , ranks_(t.ranks()) {}
+        , plan_(detail::route_planner::make(t, flows_, choose, only))
+        , ranks_(t.ranks())
+        , only_(only) {}
 
 public:
     /// Messages between two nodes are spread where the model of route_time says that it pays, in the best number of
-    /// chunks; others go directly.
-    [[nodiscard]] static route fastest(const comm::topology& t, std::span<const flow> flows) {
-        return route(t, flows, [&](const crossing& c) -> std::size_t {
-            const std::size_t chunks = best_chunks(c, t);
-            return routed_seconds(c, chunks, t) < direct_seconds(c, t) ? chunks : 0;
-        });
+    /// chunks; others go directly. Given a rank, the route has the hops of that rank alone, which alone can exchange by
+    /// it: what a rank keeps of many routes.
+    [[nodiscard]] static route fastest(const comm::topology& t, std::span<const flow> flows,
+                                       std::optional<int> only = {}) {
+        return route(
+            t, flows,
+            [&](const crossing& c) -> std::size_t {
+                const std::size_t chunks = best_chunks(c, t);
+                return routed_seconds(c, chunks, t) < direct_seconds(c, t) ? chunks : 0;
+            },
+            only);
     }
     /// No message is spread.
     [[nodiscard]] static route direct(const comm::topology& t, std::span<const flow> flows) {
@@ -69,9 +78,11 @@ public:
     }
 
     [[nodiscard]] std::span<const flow> flows() const noexcept { return flows_; }
-    /// All hops of all ranks, by step.
+    /// By step: all hops of all ranks, or those from and to the one rank that it was made for.
     [[nodiscard]] std::span<const hop> hops() const noexcept { return plan_.hops; }
-    [[nodiscard]] std::size_t steps() const noexcept { return plan_.hops.empty() ? 0 : plan_.hops.back().step + 1; }
+    /// The steps of all ranks, and the bytes that all of them send.
+    [[nodiscard]] std::size_t steps() const noexcept { return plan_.steps; }
+    [[nodiscard]] const route_bytes& bytes() const noexcept { return plan_.bytes; }
     /// Memory that exchange takes from the communicator's queue, and gives back.
     [[nodiscard]] std::size_t staging_bytes(int rank) const {
         if (rank < 0 || rank >= ranks_) {
@@ -86,6 +97,9 @@ public:
             throw usage_error(formatted("route: planned for {} ranks, '{}' has {}", ranks_, c.name(), c.size()));
         }
         const int me = c.rank();
+        if (only_ && me != *only_) {
+            throw usage_error(formatted("route: made for rank {} alone, not for rank {}", *only_, me));
+        }
         const own_messages own(*this, me, transfers);
         expect_disjoint(transfers, c.name(), me);
         const buffer<std::byte, queue_of<C>> staging(c.queue(), staging_bytes(me));

@@ -7,6 +7,7 @@
 #include <cstdint>    // units
 #include <limits>     // hop::not_staged
 #include <map>        // crossings by pair of nodes
+#include <optional>   // a rank
 #include <span>       // flows
 #include <utility>    // pair
 #include <vector>     // hops
@@ -38,9 +39,18 @@ struct hop {
     friend constexpr bool operator==(const hop&, const hop&) = default;
 };
 
+/// What all ranks send, each hop counted.
+struct route_bytes {
+    std::uint64_t inside = 0;   ///< inside of nodes
+    std::uint64_t between = 0;  ///< between them
+    friend constexpr bool operator==(const route_bytes&, const route_bytes&) = default;
+};
+
 struct route_plan {
     std::vector<hop> hops;             ///< by step; within one, in an order that all ranks share
     std::vector<std::size_t> staging;  ///< bytes, by rank
+    std::size_t steps = 0;             ///< of all ranks
+    route_bytes bytes{};
 };
 
 namespace detail {
@@ -58,13 +68,16 @@ struct share {
 class route_planner {
     const comm::topology& t_;
     std::span<const flow> flows_;
+    std::optional<int> only_;
     route_plan plan_;
 
 public:
-    /// `choose`(crossing) says in how many chunks the messages between two nodes are spread, or 0: not at all.
+    /// `choose`(crossing) says in how many chunks the messages between two nodes are spread, or 0: not at all. Where
+    /// `only` is given, the hops are those from and to that rank.
     template <class Choose>
-    [[nodiscard]] static route_plan make(const comm::topology& t, std::span<const flow> flows, Choose choose) {
-        route_planner planner(t, flows);
+    [[nodiscard]] static route_plan make(const comm::topology& t, std::span<const flow> flows, Choose choose,
+                                         std::optional<int> only) {
+        route_planner planner(t, flows, only);
         planner.plan_all(choose);
         return std::move(planner.plan_);
     }
@@ -107,7 +120,9 @@ public:
     }
 
 private:
-    route_planner(const comm::topology& t, std::span<const flow> flows) : t_(t), flows_(flows) {
+    route_planner(const comm::topology& t, std::span<const flow> flows, std::optional<int> only)
+        : t_(t), flows_(flows), only_(only) {
+        if (only_) { (void)t_.node_of(*only_); }  // throws for a rank that is not there
         plan_.staging.assign(static_cast<std::size_t>(t.ranks()), 0);
     }
 
@@ -208,6 +223,8 @@ private:
         // A part in every step, so that no step waits for a whole message.
         std::sort(direct.begin(), direct.end());
         for (const std::size_t f : direct) {
+            count(flows_[f].source, flows_[f].destination, flows_[f].bytes, steps);
+            if (!wanted(flows_[f].source, flows_[f].destination)) { continue; }
             for (std::size_t step = 0; step < steps; ++step) {
                 const std::size_t begin = start_of(step, steps, flows_[f].bytes);
                 const std::size_t end = start_of(step + 1, steps, flows_[f].bytes);
@@ -218,8 +235,15 @@ private:
                          [](const hop& a, const hop& b) { return a.step < b.step; });
     }
 
+    [[nodiscard]] bool wanted(int from, int to) const noexcept { return !only_ || from == *only_ || to == *only_; }
     void add(const hop& h) {
-        if (h.bytes > 0) { plan_.hops.push_back(h); }
+        if (h.bytes > 0 && wanted(h.from, h.to)) { plan_.hops.push_back(h); }
+    }
+    // What takes a hop in parts, the last of which, never an empty one, is sent in step `steps` - 1.
+    void count(int from, int to, std::size_t bytes, std::size_t steps) {
+        if (bytes == 0) { return; }
+        plan_.steps = std::max(plan_.steps, steps);
+        (t_.same_node(from, to) ? plan_.bytes.inside : plan_.bytes.between) += bytes;
     }
     // Of chunk `c` of `bytes` in `chunks` chunks of whole units: unit floor(c * units / chunks).
     [[nodiscard]] static std::size_t start_of(std::size_t c, std::size_t chunks, std::size_t bytes) {
@@ -245,6 +269,10 @@ private:
         const bool combines = receiver != f.destination;
         const std::size_t at_sender = dispatches ? reserve(sender) : hop::not_staged;
         const std::size_t at_receiver = combines ? reserve(receiver) : hop::not_staged;
+        if (dispatches) { count(f.source, sender, s.bytes, chunks); }
+        count(sender, receiver, s.bytes, chunks + 1);
+        if (combines) { count(receiver, f.destination, s.bytes, chunks + 2); }
+        if (!wanted(f.source, sender) && !wanted(receiver, f.destination)) { return; }
         for (std::size_t c = 0; c < chunks; ++c) {
             const std::size_t begin = s.begin + start_of(c, chunks, s.bytes);
             const std::size_t bytes = s.begin + start_of(c + 1, chunks, s.bytes) - begin;

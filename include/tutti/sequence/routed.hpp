@@ -20,7 +20,8 @@ namespace tutti::sequence {
 /// Semantics    messages between nodes are spread where the topology's links and NICs make that faster; on one node, or
 ///              with one NIC a node, all go directly.
 /// Determinism  data is moved, not computed: same bits, whatever the way.
-/// Cost         plan: as route::fastest, for every call. exchange: as route::exchange.
+/// Cost         planned: as route::fastest, for every call; of the hops this rank keeps its own. exchange: as
+///              route::exchange.
 /// Errors       usage_error when the communicator has another number of ranks than the topology.
 class routed {
     comm::topology machines_;
@@ -29,15 +30,16 @@ class routed {
 public:
     explicit routed(comm::topology machines) : machines_(std::move(machines)) {}
 
-    void plan(std::span<const std::vector<flow>> calls) {
-        routes_.clear();
-        for (const std::vector<flow>& call : calls) { routes_.push_back(route::fastest(machines_, call)); }
+    [[nodiscard]] routed planned(std::span<const std::vector<flow>> calls, int rank) const {
+        routed with(machines_);
+        for (const std::vector<flow>& call : calls) { with.routes_.push_back(route::fastest(machines_, call, rank)); }
+        return with;
     }
     template <comm::can_exchange C>
     void exchange(C& comm, std::size_t number, std::span<const comm::transfer<memory_of<C>>> messages) const {
         routes_[number].exchange(comm, messages);
     }
-    /// By number of the call.
+    /// By number of the call, each made for this rank.
     [[nodiscard]] std::span<const route> routes() const noexcept { return routes_; }
 };
 

@@ -45,11 +45,18 @@ template <class T, memory M = host_memory> struct token_view {
         , token_stride(stride_of_tokens)
         , head_stride(stride_of_heads) {
         if (tokens == 0 || heads == 0 || width == 0) { return; }
-        const std::size_t end = (tokens - 1) * token_stride + (heads - 1) * head_stride + width;
-        if (end > all.size()) {
-            throw usage_error(formatted("token_view: {} tokens of {} heads of {} need {} elements, the view has {}",
-                                        tokens, heads, width, end, all.size()));
+        // By division: products could wrap around.
+        std::size_t left = all.size();
+        if (width <= left) {
+            left -= width;
+            if (token_stride == 0 || tokens - 1 <= left / token_stride) {
+                left -= (tokens - 1) * token_stride;
+                if (head_stride == 0 || heads - 1 <= left / head_stride) { return; }
+            }
         }
+        throw usage_error(formatted("token_view: {} tokens of {} heads of {}, {} and {} apart, do not fit into {} "
+                                    "elements",
+                                    tokens, heads, width, token_stride, head_stride, all.size()));
     }
     /// [tokens][heads][width], one behind the other.
     token_view(view<T, M> all, std::size_t token_count, std::size_t head_count, std::size_t head_width)

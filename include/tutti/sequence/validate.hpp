@@ -2,7 +2,7 @@
 // Needs sequence/placement. For placements that come from elsewhere, and for tests: partitioners make valid ones.
 #pragma once
 
-#include <algorithm>  // sort, find
+#include <algorithm>  // sort, max
 #include <cstddef>    // size_t
 #include <cstdint>    // tokens
 #include <span>       // orders
@@ -66,20 +66,19 @@ inline void validate_coverage(const placement& p) {
     throw usage_error(formatted("placement: the ring of sequence {} {}", r.sequence, what));
 }
 
-inline void validate_ring(const ring& r, const placement& p) {
+// `last_of`, by rank: the number, from 1 on, of the ring that had it last.
+inline void validate_ring(const ring& r, const placement& p, std::size_t number, std::vector<std::size_t>& last_of) {
     if (r.sequence < 0 || static_cast<std::size_t>(r.sequence) >= p.lengths.size()) {
         refuse_ring(r, formatted("has no sequence: there are {}", p.lengths.size()));
     }
     if (r.ranks.empty()) { refuse_ring(r, "has no rank"); }
-    for (std::size_t i = 0; i < r.ranks.size(); ++i) {
-        const int rank = r.ranks[i];
+    for (const int rank : r.ranks) {
         if (rank < 0 || rank >= p.machines.ranks()) {
             refuse_ring(r, formatted("has rank {}, of {} ranks", rank, p.machines.ranks()));
         }
-        const auto before = r.ranks.begin() + static_cast<std::ptrdiff_t>(i);
-        if (std::find(r.ranks.begin(), before, rank) != before) {
-            refuse_ring(r, formatted("has rank {} twice", rank));
-        }
+        std::size_t& last = last_of[static_cast<std::size_t>(rank)];
+        if (last == number) { refuse_ring(r, formatted("has rank {} twice", rank)); }
+        last = number;
     }
     const zone reached = zone_of(p.machines, r.ranks);
     if (r.where != reached) {
@@ -145,8 +144,9 @@ namespace detail {
 // Pieces are known to be whole.
 inline void validate_order_and_places(const placement& p) {
     std::vector<bool> seen(p.lengths.size());
+    std::vector<std::size_t> last_of(static_cast<std::size_t>(p.machines.ranks()));
     for (std::size_t i = 0; i < p.rings.size(); ++i) {
-        validate_ring(p.rings[i], p);
+        validate_ring(p.rings[i], p, i + 1, last_of);
         const auto s = static_cast<std::size_t>(p.rings[i].sequence);
         if (seen[s]) { throw usage_error(formatted("placement: sequence {} has two rings", s)); }
         seen[s] = true;
@@ -208,20 +208,28 @@ inline void validate_order(std::span<const ring> rings, std::span<const std::vec
     };
     std::vector<std::vector<step>> before(rings.size());  // what a ring waits for, and on which rank
     std::vector<std::size_t> listed(rings.size());        // by how many of its ranks
+    std::vector<std::vector<std::size_t>> rings_of(orders.size());
+    for (std::size_t at = 0; at < rings.size(); ++at) {
+        for (const int rank : rings[at].ranks) {
+            if (rank >= 0 && static_cast<std::size_t>(rank) < orders.size()) {
+                rings_of[static_cast<std::size_t>(rank)].push_back(at);
+            }
+        }
+    }
+    std::vector<bool> open(rings.size());  // whether the rank is in the ring, and has not listed it yet
     for (std::size_t rank = 0; rank < orders.size(); ++rank) {
+        for (const std::size_t at : rings_of[rank]) { open[at] = true; }
         for (std::size_t i = 0; i < orders[rank].size(); ++i) {
             const std::size_t at = orders[rank][i];
-            const auto here = orders[rank].begin() + static_cast<std::ptrdiff_t>(i);
-            const bool known = at < rings.size();
-            if (!known || std::find(orders[rank].begin(), here, at) != here ||
-                std::find(rings[at].ranks.begin(), rings[at].ranks.end(), static_cast<int>(rank)) ==
-                    rings[at].ranks.end()) {
+            if (at >= rings.size() || !open[at]) {
                 throw usage_error(
                     formatted("placement: rank {} lists ring {}, which it is not in, or lists twice", rank, at));
             }
+            open[at] = false;
             ++listed[at];
             if (i > 0) { before[at].push_back({orders[rank][i - 1], static_cast<int>(rank)}); }
         }
+        for (const std::size_t at : rings_of[rank]) { open[at] = false; }
     }
     for (std::size_t at = 0; at < rings.size(); ++at) {
         if (listed[at] != rings[at].ranks.size()) {

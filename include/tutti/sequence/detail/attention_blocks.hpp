@@ -6,7 +6,6 @@
 #include <cstddef>  // size_t
 #include <limits>   // infinity
 #include <utility>  // move
-#include <vector>   // shares
 
 #include <tutti/core/buffer.hpp>                   // scratch
 #include <tutti/sequence/attention_options.hpp>    // options
@@ -46,14 +45,6 @@ protected:
     attention_blocks& operator=(attention_blocks&&) = delete;
     ~attention_blocks() = default;
 
-    /// Has these from now on.
-    void take(std::vector<ring_share> shares) {
-        whole::take(std::move(shares));
-        const std::size_t most = this->most_queries();
-        reserve(partial_, most * heads_.query * heads_.width);
-        reserve(partial_sums_, most * heads_.query);
-    }
-
     /// Of a tensor of this rank's rows the rest, the padding.
     template <class U> [[nodiscard]] tensor<U> padding_of(const tensor<U>& all) const noexcept {
         return all.rows(this->tokens_, all.tokens - this->tokens_);
@@ -67,6 +58,8 @@ protected:
     [[nodiscard]] tensor<P> out_for(const tensor<T>& out, const tensor<P>& log_sum_exp) {
         fill_tokens(queue_, padding_of(out), T{});
         fill_tokens(queue_, padding_of(log_sum_exp), -std::numeric_limits<P>::infinity());
+        reserve_partial();
+        reserve(partial_sums_, this->most_queries() * heads_.query);
         return sums_for(out, out_sums_);
     }
     /// The same of sequences that other ranks have parts of: where blocks are rounded, the last sum was.
@@ -248,6 +241,7 @@ protected:
         fill_tokens(queue_, padding_of(to.value), T{});
         backward_rows rows{query, d_out, out, log_sum_exp, deltas_of(d_out, out), sums_for(to.query, query_sums_), {}};
         if constexpr (rounds) {
+            reserve_partial();
             reserve(first_queries_, this->shared_ * heads_.query * heads_.width);
             rows.first_query = tensor<R>(first_queries_.view(), this->shared_, heads_.query, heads_.width);
             work(rows, to, block_rows<R>{to.key, to.value});
@@ -269,6 +263,7 @@ private:
     buffer<R, Q> partial_, first_queries_;  // results of steps
     buffer<P, Q> partial_sums_, deltas_, out_sums_, query_sums_, own_key_sums_, own_value_sums_;
 
+    void reserve_partial() { reserve(partial_, this->most_queries() * heads_.query * heads_.width); }
     [[nodiscard]] tensor<R> partial(std::size_t rows) const {
         return tensor<R>(partial_.view(), rows, heads_.query, heads_.width);
     }

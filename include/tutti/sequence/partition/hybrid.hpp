@@ -12,6 +12,7 @@
 
 #include <tutti/core/error.hpp>                     // usage_error
 #include <tutti/core/text.hpp>                      // formatted
+#include <tutti/sequence/packing.hpp>               // heaviest_first
 #include <tutti/sequence/partition/ring_sizes.hpp>  // powers_of_two
 #include <tutti/sequence/placement.hpp>             // placement
 
@@ -41,8 +42,8 @@ public:
         std::vector<double> work(ranks);
         std::vector<std::int64_t> tokens(ranks);
         std::vector<ring> rings;
-        for (const int sequence : sequence::detail::longest_first_order(lengths)) {
-            const std::int64_t length = lengths[static_cast<std::size_t>(sequence)];
+        for (const std::size_t sequence : sequence::detail::heaviest_first(lengths)) {
+            const std::int64_t length = lengths[sequence];
             std::size_t at = 0;
             while (at + 1 < sizes.size() && length / sizes[at] + (length % sizes[at] != 0 ? 1 : 0) > share) { ++at; }
             int first = -1;  // rank of the group
@@ -69,7 +70,7 @@ public:
                               sequence, length, ranks, capacity));
             }
             const int size = sizes[at - 1];
-            ring r{sequence, zone::local, {}};
+            ring r{static_cast<int>(sequence), zone::local, {}};
             for (int i = 0; i < size; ++i) {
                 r.ranks.push_back(first + i);
                 const auto rank = static_cast<std::size_t>(first + i);

@@ -23,6 +23,7 @@
 #include <tutti/sequence/cost.hpp>                  // attention_cost, transfer_cost
 #include <tutti/sequence/detail/rank_loads.hpp>     // which ranks come next
 #include <tutti/sequence/estimate.hpp>              // rank_times
+#include <tutti/sequence/packing.hpp>               // heaviest_first
 #include <tutti/sequence/partition/even_ring.hpp>   // the fallback
 #include <tutti/sequence/partition/ring_sizes.hpp>  // allowed sizes
 #include <tutti/sequence/placement.hpp>             // placement
@@ -85,8 +86,9 @@ struct zeppelin_plan {
 /// Semantics    sequences go in order of length. One of cost w on k ranks loads each by w / k; k is the least allowed
 ///              size with w / k <= theta * average and room for its tokens, rings over several nodes being of whole
 ///              nodes. It goes to the ranks of one node, or to the nodes, that are least loaded afterwards; where there
-///              is no room the next larger ring is tried. The first theta whose plan is within the tolerance wins, else
-///              the best plan of all.
+///              is no room a larger ring is tried: inside a node the least of twice the size or more, or of the whole
+///              node, over nodes the next. The first theta whose plan is within the tolerance wins, else the best plan
+///              of all.
 /// Guarantee    tokens of a rank <= capacity. With only local rings and no capacity the slowest rank is within
 ///              1 + theta * (1 - 1/D) of the lower bound. The plan of even rings, the fallback, needs the tokens to fit
 ///              into all ranks together, and may exceed the capacity of one by two tokens.
@@ -131,10 +133,10 @@ public:
         }
         problem p{lengths, machines, capacity, sequence::detail::seconds_by_sequence(lengths, options_.cost),
                   {},      {},       0};
-        p.order = sequence::detail::longest_first_order(lengths);
+        p.order = sequence::detail::heaviest_first(lengths);
         p.sizes = options_.ring_sizes.empty() ? all_ring_sizes(machines) : options_.ring_sizes;
         validate_ring_sizes(p.sizes, machines);
-        for (const int i : p.order) { p.average += p.seconds[static_cast<std::size_t>(i)] / machines.ranks(); }
+        for (const std::size_t s : p.order) { p.average += p.seconds[s] / machines.ranks(); }
 
         std::vector<ring> best;
         double best_imbalance = 0;
@@ -171,10 +173,10 @@ private:
         std::span<const std::int64_t> lengths;
         cluster machines;
         std::int64_t capacity;
-        std::vector<double> seconds;  // by sequence
-        std::vector<int> order;       // sequences, the longest first
-        std::vector<int> sizes;       // of rings
-        double average;               // seconds a rank
+        std::vector<double> seconds;     // by sequence
+        std::vector<std::size_t> order;  // sequences, the longest first
+        std::vector<int> sizes;          // of rings
+        double average;                  // seconds a rank
     };
 
     [[nodiscard]] static zone zone_for(const problem& p, int size) noexcept {
@@ -218,8 +220,7 @@ private:
         sequence::detail::rank_loads loads(p.machines, p.capacity);
         std::vector<ring> rings;
         rings.reserve(p.order.size());
-        for (const int sequence : p.order) {
-            const auto s = static_cast<std::size_t>(sequence);
+        for (const std::size_t s : p.order) {
             std::size_t at = first_size(p, s, theta * p.average);
             std::span<const int> ranks;
             for (; at < p.sizes.size();
@@ -229,7 +230,7 @@ private:
             }
             if (ranks.empty()) { return std::nullopt; }
             loads.add(ranks, p.lengths[s], load_of(p, s, p.sizes[at]));
-            rings.push_back({sequence, zone_for(p, p.sizes[at]), {ranks.begin(), ranks.end()}});
+            rings.push_back({static_cast<int>(s), zone_for(p, p.sizes[at]), {ranks.begin(), ranks.end()}});
         }
         return rings;
     }
