@@ -81,6 +81,15 @@ TEST_CASE("what does not fit is refused with the numbers") {
     CHECK_THROWS_WITH_AS(mesh({.data = 2, .tensor = 3}, topology::uniform(3, 2)),
                          "mesh: tensor groups of 3 ranks and the 2 ranks of node 0 do not divide one another",
                          usage_error);
+    // All counts and the group divide one another, but the first group would reach into node 1.
+    CHECK_THROWS_WITH_AS(
+        mesh({.data = 2, .tensor = 4}, dealt({0, 0, 1, 1, 1, 1, 2, 2})),
+        "mesh: a tensor group of 4 ranks has 2 on nodes before and would take a part of the 4 of node 1; "
+        "let nodes that fill a group follow one another",
+        usage_error);
+    CHECK_THROWS_AS(mesh({.data = 2, .tensor = 6}, dealt({0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 4, 4})), usage_error);
+    CHECK(mesh({.data = 2, .tensor = 4}, dealt({0, 0, 1, 1, 2, 2, 2, 2})).ranks() == 8);
+    CHECK(mesh({.tensor = 4}, dealt({0, 1, 1, 2})).ranks() == 4);
     const mesh m({.data = 4, .tensor = 2}, 8);
     CHECK_THROWS_WITH_AS(static_cast<void>(m.position(8)), "mesh: rank 8 is not one of 8 ranks", usage_error);
     CHECK_THROWS_WITH_AS(static_cast<void>(m.rank_at({0, 0, 4, 0, 0})), "mesh: data 4 of 4", usage_error);

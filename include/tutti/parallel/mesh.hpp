@@ -46,10 +46,10 @@ struct mesh_sizes {
 /// Semantics  an immutable value; all ranks make the same. Position (p, r, d, s, t) of the grid has the number
 ///            (((p * replicate + r) * data + d) * sequence + s) * tensor + t. Without a topology that is its rank. With
 ///            one, the ranks of a node have consecutive numbers, nodes in the order of their lowest ranks, so that a
-///            tensor group is inside a node however ranks were dealt to nodes.
+///            tensor group is inside a node, or made of whole nodes, however ranks were dealt to them.
 /// Cost       construction is linear in ranks; queries are look-ups.
-/// Errors     usage_error when a size is not positive, sizes do not multiply to the ranks, or a tensor group and the
-///            ranks of a node do not divide one another.
+/// Errors     usage_error when a size is not positive, sizes do not multiply to the ranks, a tensor group and the ranks
+///            of a node do not divide one another, or a tensor group would take a part of a node and ranks of others.
 /// Source     rank order as in Megatron-LM (Narayanan et al. 2021, arXiv:2104.04473, section 3).
 class mesh {
 public:
@@ -76,6 +76,12 @@ public:
                 throw usage_error(formatted("mesh: tensor groups of {} ranks and the {} ranks of node {} do not divide "
                                             "one another",
                                             tensor, count, node));
+            }
+            const int at = static_cast<int>(rank_at_.size()) % tensor;  // in the group that this node goes on with
+            if (at != 0 && at + count > tensor) {
+                throw usage_error(formatted("mesh: a tensor group of {} ranks has {} on nodes before and would take a "
+                                            "part of the {} of node {}; let nodes that fill a group follow one another",
+                                            tensor, at, count, node));
             }
             for (const int member : on_node) {
                 number_of_[static_cast<std::size_t>(member)] = static_cast<int>(rank_at_.size());
