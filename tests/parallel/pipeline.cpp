@@ -300,6 +300,15 @@ TEST_CASE("what cannot run is refused on all ranks before anything moves") {
                                         pipeline<threads, double>(std::move(c), one_forward_one_backward(2, 4), o);
                                     }),
                     mismatch_error);
+    // The same passes in the same order, but rank 0 alone was told of pairs: they put messages in another order as well.
+    const auto unpaired = [](int rank) {
+        pipeline_schedule s = dual_pipe(4, 8);
+        for (auto& list : s.actions) {
+            for (action& a : list) { a.joined = a.joined && rank == 0; }
+        }
+        return s;
+    };
+    CHECK_THROWS_AS(made(4, unpaired, {.elements = {5}}), mismatch_error);
     const auto one_broken = [&](int rank) { return rank == 0 ? good(0) : broken(1); };
     CHECK_THROWS_AS(made(2, one_broken, {.elements = {5}}), error);
 }

@@ -41,7 +41,7 @@ struct pipeline_plan {
     for (const auto& list : plan.schedule.actions) {
         words.push_back(-1);
         for (const action& a : list) {
-            words.insert(words.end(), {static_cast<std::int64_t>(a.what), a.stage, a.micro_batch});
+            words.insert(words.end(), {static_cast<std::int64_t>(a.what), a.stage, a.micro_batch, a.joined ? 1 : 0});
         }
     }
     words.insert(words.end(),
