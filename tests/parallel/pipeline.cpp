@@ -313,6 +313,24 @@ TEST_CASE("what cannot run is refused on all ranks before anything moves") {
     CHECK_THROWS_AS(made(2, one_broken, {.elements = {5}}), error);
 }
 
+TEST_CASE("a shared plan that is null is refused where it was given, and no other rank waits for that one") {
+    const auto plan = plan_pipeline(one_forward_one_backward(2, 4));
+    for (const bool everywhere : {true, false}) {
+        std::atomic<int> refused{0};
+        const auto make = [&](threads& c) {
+            const bool without = everywhere || c.rank() == 1;
+            try {
+                pipeline<threads, double>(std::move(c), without ? nullptr : plan, {.elements = {5}});
+            } catch (const usage_error& e) {
+                refused += std::string(e.what()) == "pipeline: the shared plan is null; make one by plan_pipeline";
+                throw;
+            }
+        };
+        CHECK_THROWS_AS(threads::launch(2, make, {.name = "world", .timeout = std::chrono::seconds(10)}), error);
+        CHECK(refused == (everywhere ? 2 : 1));
+    }
+}
+
 // Passes that take time on a clock which messages carry: one starts when its rank is done with the one before, and what
 // it takes has been made. So waiting is measured on a run, by no clock of this machine.
 struct clocked_stages {

@@ -33,9 +33,9 @@ namespace tutti::parallel {
 ///              same routes, with and without overlap and recomputation.
 /// Cost         an activation and a gradient for each micro-batch and border between ranks; buffers as the schedule's
 ///              in-flight limit says, one input and one output gradient a chunk.
-/// Errors       usage_error when the schedule is not valid, is for another number of ranks, or sizes do not fit its
-///              stages; mismatch_error when ranks were given different ones. An error of a stage ends all ranks: the
-///              family is aborted with its text, and it is rethrown here.
+/// Errors       usage_error when the schedule is not valid, is for another number of ranks, a shared plan is null, or
+///              sizes do not fit the stages; mismatch_error when ranks were given different ones. An error of a stage
+///              ends all ranks: the family is aborted with its text, and it is rethrown here.
 template <comm::can_exchange C, transportable T> class pipeline {
     using Q = queue_of<C>;
     using M = memory_of<C>;
@@ -93,6 +93,7 @@ private:
     }
     // What makes this pipeline impossible; "" if nothing does. Fills in sizes.
     [[nodiscard]] std::string fault() {
+        if (plan_ == nullptr) { return "pipeline: the shared plan is null; make one by plan_pipeline"; }
         const pipeline_schedule& s = plan_->schedule;
         if (comm_.size() != s.ranks) {
             return formatted("pipeline: {} for {} ranks on a communicator of {}, '{}'", s.name, s.ranks, comm_.size(),
