@@ -2,7 +2,8 @@
 #include <doctest/doctest.h>  // checks
 
 #include <algorithm>  // max_element
-#include <cstdint>    // times
+#include <cstdint>    // times, units held
+#include <limits>     // most that can be counted
 #include <string>     // texts
 #include <vector>     // peaks
 
@@ -23,7 +24,7 @@ namespace {
 constexpr pass_times equal{1, 1, 1};
 constexpr pass_times uneven{10, 12, 8};
 
-int most(const std::vector<int>& v) { return *std::max_element(v.begin(), v.end()); }
+template <class T> T most(const std::vector<T>& v) { return *std::max_element(v.begin(), v.end()); }
 
 struct figures {
     std::int64_t makespan, ideal, bubble;
@@ -114,6 +115,43 @@ TEST_CASE("zero bubble: no worse than published, within the same memory") {
             REQUIRE(of(zero_bubble(p, m, uneven), uneven).bubble <= 14 * (p - 1));
         }
     }
+}
+
+TEST_CASE("zero bubble: what is held may be told in bytes, and the schedule is the one of small units") {
+    const std::int64_t big = std::int64_t{3} << 40;
+    const auto alike = [&](pipeline_schedule large, const pipeline_schedule& small) {
+        validate(large);
+        CHECK(large.actions == small.actions);
+        const pipeline_replay bytes = replayed(large, equal);
+        const pipeline_replay units = replayed(small, equal);
+        for (std::size_t r = 0; r < small.actions.size(); ++r) {
+            CHECK(bytes.peak_held[r] == units.peak_held[r] * (big / 3));
+            CHECK(large.in_flight_limit[r] == small.in_flight_limit[r] * (big / 3));
+        }
+        // One byte less than what a rank holds at most is not enough.
+        large.in_flight_limit[1] = bytes.peak_held[1] - 1;
+        CHECK_THROWS_AS(validate(large), usage_error);
+    };
+    alike(zero_bubble(4, 8, equal, 0, {big, big / 3}), zero_bubble(4, 8, equal, 0, {3, 1}));
+    alike(zero_bubble(4, 12, equal, 6, {big, big / 3}), zero_bubble(4, 12, equal, 6, {3, 1}));
+    alike(zero_bubble_v(4, 8, equal, {big, big / 3}), zero_bubble_v(4, 8));
+
+    constexpr std::int64_t most_units = std::numeric_limits<std::int64_t>::max();
+    validate(zero_bubble(2, 2, equal, 0, {most_units / 4, 1}));
+    CHECK_THROWS_WITH_AS(static_cast<void>(zero_bubble(2, 2, equal, 0, {most_units / 4 + 1, 1})),
+                         "zero_bubble: chunks that hold 2305843009213693952 units each are together more than 64 bits "
+                         "count; take a larger unit",
+                         usage_error);
+    CHECK_THROWS_AS(static_cast<void>(zero_bubble(2, 20, equal, 0, {most_units / 4, 1})), usage_error);
+    validate(zero_bubble_v(2, 2, equal, {most_units / 8, 1}));
+    CHECK_THROWS_AS(static_cast<void>(zero_bubble_v(2, 2, equal, {most_units / 8 + 1, 1})), usage_error);
+    // Of a schedule of another origin all chunks count, whatever its limits say.
+    pipeline_schedule own = gpipe(2, 4);
+    own.in_flight_limit = {most_units, most_units};
+    own.held = {most_units / 8, 1};
+    validate(own);
+    own.held.before_backward += 1;
+    CHECK_THROWS_AS(validate(own), usage_error);
 }
 
 TEST_CASE("DualPipe: bubble (p/2 - 1)(F&B + B - 3W); p + 1 micro-batches held") {

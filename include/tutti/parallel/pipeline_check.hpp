@@ -4,6 +4,7 @@
 
 #include <algorithm>  // max
 #include <cstddef>    // size_t
+#include <cstdint>    // units held
 #include <string>     // messages
 #include <utility>    // pair
 #include <vector>     // states
@@ -46,9 +47,7 @@ public:
               formatted("{} lists and {} limits for {} ranks", s.actions.size(), s.in_flight_limit.size(), s.ranks));
         shape(s.stages() > 0 && s.routes.size() <= static_cast<std::size_t>(s.micro_batches),
               formatted("{} routes of {} stages", s.routes.size(), s.stages()));
-        shape(s.held.before_weight > 0 && s.held.before_backward >= s.held.before_weight,
-              formatted("a chunk holds {} units, and {} before its weight gradient; neither may grow or be 0",
-                        s.held.before_backward, s.held.before_weight));
+        expect_held(s.name, s.held, std::int64_t{s.stages()} * s.micro_batches);
         for (const auto& route : s.routes) {
             shape(route.size() == s.routes[0].size(), "routes of different lengths");
             for (const int r : route) { shape(r >= 0 && r < s.ranks, formatted("a stage on rank {}", r)); }
@@ -60,7 +59,7 @@ public:
 
     void list_of(std::size_t rank) {
         const auto& list = s_.actions[rank];
-        int held = 0;
+        std::int64_t held = 0;
         for (std::size_t i = 0; i < list.size(); ++i) {
             const action& a = list[i];
             expect(a.stage >= 0 && a.stage < s_.stages() && a.micro_batch >= 0 && a.micro_batch < s_.micro_batches,

@@ -4,7 +4,7 @@
 
 #include <algorithm>  // max
 #include <cstddef>    // size_t
-#include <cstdint>    // times
+#include <cstdint>    // times, units held
 #include <optional>   // time of a pair
 #include <string>     // messages
 #include <vector>     // times
@@ -43,9 +43,9 @@ struct action_span {
 /// A schedule with times. `spans` are as `actions` of the schedule; joined actions have the same.
 struct pipeline_replay {
     std::vector<std::vector<action_span>> spans{};
-    std::vector<std::int64_t> busy{};   ///< by rank: time in which it computes
-    std::vector<int> peak_in_flight{};  ///< by rank: chunks between a forward and its weight gradient
-    std::vector<int> peak_held{};       ///< by rank: in units of the schedule's `held`
+    std::vector<std::int64_t> busy{};       ///< by rank: time in which it computes
+    std::vector<int> peak_in_flight{};      ///< by rank: chunks between a forward and its weight gradient
+    std::vector<std::int64_t> peak_held{};  ///< by rank: in units of the schedule's `held`
 
     /// From the first start to the last end of all ranks.
     [[nodiscard]] std::int64_t makespan() const noexcept {
@@ -149,7 +149,7 @@ public:
     out.peak_in_flight.assign(n, 0);
     out.peak_held.assign(n, 0);
     std::vector<int> in_flight(n, 0);
-    std::vector<int> held(n, 0);
+    std::vector<std::int64_t> held(n, 0);
     detail::pass_ends ends(s);
 
     const auto take = [&](std::size_t r) {  // one action or pair; false: not ready

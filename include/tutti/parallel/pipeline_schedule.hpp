@@ -3,7 +3,8 @@
 #pragma once
 
 #include <cstddef>      // size_t
-#include <cstdint>      // passes
+#include <cstdint>      // passes, units
+#include <limits>       // units that can be counted
 #include <string>       // names
 #include <string_view>  // names
 #include <utility>      // move
@@ -39,8 +40,8 @@ struct action {
 /// What a chunk of one micro-batch holds, in units of any size: from its forward on, and between its input gradient and
 /// its weight gradient. {1, 1} counts chunks.
 struct held_units {
-    int before_backward = 1;
-    int before_weight = 1;
+    std::int64_t before_backward = 1;
+    std::int64_t before_weight = 1;
     friend constexpr bool operator==(const held_units&, const held_units&) = default;
 };
 
@@ -59,7 +60,7 @@ struct pipeline_schedule {
     std::vector<std::vector<int>> routes{};
     std::vector<std::vector<action>> actions{};  ///< by rank, in the order in which they run
     held_units held{};
-    std::vector<int> in_flight_limit{};  ///< by rank
+    std::vector<std::int64_t> in_flight_limit{};  ///< by rank
 
     [[nodiscard]] int stages() const noexcept { return routes.empty() ? 0 : static_cast<int>(routes[0].size()); }
     [[nodiscard]] int route_of(int micro_batch) const noexcept {
@@ -104,6 +105,20 @@ namespace detail {
     s.actions.resize(static_cast<std::size_t>(ranks));
     s.in_flight_limit.resize(static_cast<std::size_t>(ranks));
     return s;
+}
+
+// Refuses units that make no sense, and those of which `chunks` together are more than can be counted.
+inline void expect_held(const std::string& name, const held_units& held, std::int64_t chunks) {
+    if (held.before_weight < 1 || held.before_backward < held.before_weight) {
+        throw usage_error(
+            formatted("{}: a chunk holds {} units, and {} before its weight gradient; neither may grow or be 0", name,
+                      held.before_backward, held.before_weight));
+    }
+    if (held.before_backward > std::numeric_limits<std::int64_t>::max() / chunks) {
+        throw usage_error(formatted("{}: chunks that hold {} units each are together more than 64 bits count; take a "
+                                    "larger unit",
+                                    name, held.before_backward));
+    }
 }
 
 // Stage s on rank s.

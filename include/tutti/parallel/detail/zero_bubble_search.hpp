@@ -5,7 +5,7 @@
 #include <algorithm>  // min, max
 #include <array>      // one entry a chunk
 #include <cstddef>    // size_t, ptrdiff_t
-#include <cstdint>    // times
+#include <cstdint>    // times, units held
 #include <limits>     // never
 #include <optional>   // choices
 #include <utility>    // exchange, move
@@ -85,11 +85,11 @@ private:
     [[nodiscard]] bool has_room(std::size_t rank, const action& a) const {
         const rank_state& state = ranks_[rank];
         const held_units& held = schedule_.held;
-        const int needed = (chunks_ == 2 && chunk_of(rank, a) == 0 ? 2 : 1) * held.before_backward;
-        const int limit = schedule_.in_flight_limit[rank];
-        const int used = state.ahead() * held.before_backward + state.put_off() * held.before_weight;
-        const int lead = limit / held.before_backward - rule_.slope * static_cast<int>(rank);
-        return used + needed <= limit && state.ahead() < std::max(chunks_, lead);
+        const std::int64_t needed = (chunks_ == 2 && chunk_of(rank, a) == 0 ? 2 : 1) * held.before_backward;
+        const std::int64_t limit = schedule_.in_flight_limit[rank];
+        const std::int64_t used = state.ahead() * held.before_backward + state.put_off() * held.before_weight;
+        const std::int64_t lead = limit / held.before_backward - rule_.slope * static_cast<int>(rank);
+        return used + needed <= limit && state.ahead() < std::max<std::int64_t>(chunks_, lead);
     }
 
     // The order of forwards and input gradients of dual_pipe's ranks, for micro-batches of one direction.

@@ -3,10 +3,11 @@
 // arXiv:2405.15362 (ZB-V); the search is ours.
 #pragma once
 
-#include <cstdint>   // times
-#include <optional>  // best so far
-#include <utility>   // move
-#include <vector>    // rules
+#include <algorithm>  // max
+#include <cstdint>    // times, units held
+#include <optional>   // best so far
+#include <utility>    // move
+#include <vector>     // rules
 
 #include <tutti/core/error.hpp>                          // usage_error
 #include <tutti/core/text.hpp>                           // formatted
@@ -18,6 +19,13 @@ namespace tutti::parallel {
 
 namespace detail {
 
+// What `chunks` hold, as the limit of every rank.
+inline void limit_to_chunks(pipeline_schedule& s, std::int64_t chunks) {
+    // The search adds to what is held what it would like to begin; whoever checks the schedule sums up all chunks.
+    expect_held(s.name, s.held, std::max(2 * chunks, std::int64_t{s.stages()} * s.micro_batches));
+    s.in_flight_limit.assign(s.in_flight_limit.size(), chunks * s.held.before_backward);
+}
+
 // The schedule of the smallest bubble over all rules; of equal ones the shortest, then the first. Ends at `enough`.
 [[nodiscard]] inline pipeline_schedule best_zero_bubble(const pipeline_schedule& empty, const pass_times& times,
                                                         const std::vector<zero_bubble_rule>& rules,
@@ -27,11 +35,6 @@ namespace detail {
                                     "passes take some",
                                     empty.name, times.forward, times.backward_input, times.backward_weight,
                                     times.transfer));
-    }
-    if (empty.held.before_weight < 1 || empty.held.before_backward < empty.held.before_weight) {
-        throw usage_error(
-            formatted("{}: a chunk holds {} units, and {} before its weight gradient; neither may grow or be 0",
-                      empty.name, empty.held.before_backward, empty.held.before_weight));
     }
     std::optional<pipeline_schedule> best;
     std::int64_t bubble = 0;
@@ -62,7 +65,8 @@ namespace detail {
 /// Determinism  a pure function of its arguments: all ranks find the same.
 /// Cost       bubble (p - 1)(F + Bi - W) at limit p for m >= 2p, none at 2p - 1 where all passes take the same. A
 ///            search over 10 rules, each linear in p m.
-/// Errors     usage_error for numbers that are not positive, or a limit below p.
+/// Errors     usage_error for numbers that are not positive, a limit below p, or units of which it takes too many to
+///            count in 64 bits.
 [[nodiscard]] inline pipeline_schedule zero_bubble(int ranks, int micro_batches, pass_times times = {}, int limit = 0,
                                                    held_units held = {}) {
     pipeline_schedule s = detail::empty_schedule("zero_bubble", ranks, micro_batches);
@@ -73,7 +77,7 @@ namespace detail {
     }
     s.held = held;
     s.routes.push_back(detail::straight_route(ranks));
-    for (int& of_rank : s.in_flight_limit) { of_rank = limit * held.before_backward; }
+    detail::limit_to_chunks(s, limit);
     std::vector<detail::zero_bubble_rule> rules;
     // Keeping to 1F1B's order is best where memory is short, letting forwards run ahead where it is not.
     for (const bool in_order : {limit == ranks, limit != ranks}) {
@@ -97,14 +101,14 @@ namespace detail {
 ///            in flight; `held` as for zero_bubble, by default what the weight gradient needs is a third.
 /// Determinism  a pure function of its arguments: all ranks find the same.
 /// Cost       no bubble for m >= 2p where all passes take the same. Twice the messages. A search over 21 rules.
-/// Errors     usage_error for numbers that are not positive.
+/// Errors     usage_error for numbers that are not positive, or units as for zero_bubble.
 [[nodiscard]] inline pipeline_schedule zero_bubble_v(int ranks, int micro_batches, pass_times times = {},
                                                      held_units held = {3, 1}) {
     pipeline_schedule s = detail::empty_schedule("zero_bubble_v", ranks, micro_batches);
     s.held = held;
     s.routes.push_back(detail::straight_route(ranks));
     for (int r = ranks; r-- > 0;) { s.routes[0].push_back(r); }
-    for (int& of_rank : s.in_flight_limit) { of_rank = 2 * ranks * held.before_backward; }
+    detail::limit_to_chunks(s, 2 * std::int64_t{ranks});
     std::vector<detail::zero_bubble_rule> rules;
     for (const int look_ahead : {0, 1, 5}) {
         for (const int steady : {0, 5, 8}) {
