@@ -154,6 +154,14 @@ TEST_CASE("zero bubble: what is held may be told in bytes, and the schedule is t
     CHECK_THROWS_AS(validate(own), usage_error);
 }
 
+TEST_CASE("zero bubble: the search is linear in micro-batches") {
+    // With so many a quadratic one takes minutes, more than a test may; without optimization it is not tried.
+    const int m = tutti::test::full_speed ? 1 << 18 : 1 << 10;
+    const figures f = of(zero_bubble_v(1, m));
+    CHECK(f.makespan == 6 * m);
+    CHECK(f.bubble == 0);
+}
+
 TEST_CASE("DualPipe: bubble (p/2 - 1)(F&B + B - 3W); p + 1 micro-batches held") {
     constexpr pass_times joint{1, 1, 1, 0, 3};
     CHECK(of(dual_pipe(8, 20), joint) == figures{66, 60, 6, 9});

@@ -6,6 +6,7 @@
 #include <array>      // one entry a chunk
 #include <cstddef>    // size_t, ptrdiff_t
 #include <cstdint>    // times, units held
+#include <deque>      // orders
 #include <limits>     // never
 #include <optional>   // choices
 #include <utility>    // exchange, move
@@ -32,7 +33,7 @@ class zero_bubble_search {
     struct rank_state {
         std::int64_t free = 0;
         std::array<int, 2> forwards{}, inputs{}, weights{};  // done, by chunk
-        std::vector<action> order{};                         // forwards and input gradients still to come
+        std::deque<action> order{};  // forwards and input gradients still to come; taken from near the front
         [[nodiscard]] int ahead() const { return forwards[0] + forwards[1] - inputs[0] - inputs[1]; }
         [[nodiscard]] int put_off() const { return inputs[0] + inputs[1] - weights[0] - weights[1]; }
     };
@@ -93,8 +94,8 @@ private:
     }
 
     // The order of forwards and input gradients of dual_pipe's ranks, for micro-batches of one direction.
-    [[nodiscard]] std::vector<action> usual_order(std::size_t rank) const {
-        std::vector<action> list;
+    [[nodiscard]] std::deque<action> usual_order(std::size_t rank) const {
+        std::deque<action> list;
         const int m = schedule_.micro_batches;
         std::array<int, 2> forwards{}, inputs{};
         const auto add = [&](pass what, std::array<int, 2>& done, std::size_t chunk) {
