@@ -5,6 +5,7 @@
 #include <cstring>    // memcpy
 #include <limits>     // nan
 #include <mutex>      // sums over ranks
+#include <set>        // names
 #include <string>     // texts
 #include <utility>    // move
 #include <vector>     // values
@@ -246,7 +247,7 @@ TEST_CASE("what compression lost is owed: anchors and residuals together are whe
             s.finish();
             const std::lock_guard lock(adding);
             for (const auto& e : s.state()) {
-                if (e.name != "residual") { continue; }
+                if (e.name != "local_update/residual") { continue; }
                 REQUIRE(e.data.size() == 4 * owed.size());
                 for (std::size_t i = 0; i < owed.size(); ++i) {
                     float x = 0;
@@ -299,6 +300,22 @@ TEST_CASE("compressed rounds resume bit by bit from every step, with means in fl
                 test::restore(s, own);
             });
         });
+    }
+}
+
+TEST_CASE("over an inner strategy that compresses as well, names of the state are unique") {
+    using quantized = compressed_mean<compress::quantize>;
+    using inside = data_parallel<self, sgd, float, quantized>;
+    const quantized how{.level = 4};
+    toy<float> t = matrices();
+    local_update<self, inside, local_update_rule, quantized> s(self{}, inside(self{}, {}, {}, how),
+                                                               co2_method{2}.rule(), {}, how);
+    s.attach(t.parameters);
+    std::set<std::string> names;
+    for (const auto& e : s.state()) { CHECK_MESSAGE(names.insert(e.name).second, e.name); }
+    for (const std::string kept : {"residual", "exchange/steps", "exchange/loss_scale"}) {
+        CHECK_MESSAGE(names.contains(kept), kept);
+        CHECK_MESSAGE(names.contains("local_update/" + kept), kept);
     }
 }
 
