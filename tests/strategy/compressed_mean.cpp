@@ -226,13 +226,18 @@ TEST_CASE("with a stated network, buckets that would not be faster go as they ar
     const auto refused = [](compressed_mean<compress::power_sgd> how, const std::string& text) {
         threads::launch(2, [&](threads& w) {
             toy<float> t = matrices();
-            compressed<compress::power_sgd> s(w.duplicate("training"), {}, {}, how);
-            try {
-                s.attach(t.parameters);
-                throw test::failure("other ranks were taken");
-            } catch (const usage_error& e) {
-                expect(std::string(e.what()).find(text) != std::string::npos, "{}", e.what());
-            }
+            threads ranks = w.duplicate("training");
+            threads family = ranks.duplicate("beside");
+            compressed<compress::power_sgd> s(std::move(ranks), {}, {}, how);
+            const auto contains = [](const std::string& all, const std::string& part) {
+                expect(all.find(part) != std::string::npos, "{}", all);
+            };
+            // One that is told by another first has that one's reason.
+            contains(test::refusal<error>([&] { s.attach(t.parameters); }), text);
+            contains(test::refusal<error>([&] { s.attach(t.parameters); }), text);  // not "attached already"
+            contains(test::refusal<error>([&] { family.barrier(); }), text);
+            contains(test::refusal([&] { static_cast<void>(s.state()); }), "state: no parameters are attached");
+            contains(test::refusal([&] { s.begin({}); }), "begin: no parameters are attached");
         });
     };
     refused({.level = 1, .network = strategy::stated_network{comm::topology::one_node(3), kernels}},
