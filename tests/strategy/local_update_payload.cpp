@@ -29,6 +29,7 @@
 #include <tutti/strategy/detail/fragments.hpp>   // cut_into_fragments
 #include <tutti/strategy/local_update.hpp>       // under test
 #include <tutti/strategy/local_update_rule.hpp>  // rules
+#include <tutti/strategy/selected_mean.hpp>      // exchange that measures
 #include <tutti/strategy/zero.hpp>               // replicas of several ranks
 
 using namespace tutti;
@@ -396,6 +397,16 @@ TEST_CASE("what makes no sense is refused") {
         "compressed mean: level is 0, expected bits, a rank or kept elements in 10,000; 1 for schemes without levels");
     CHECK(with(co2_method{2}.rule(), {.level = 4}) == "no such error");
     local_update_rule rule = co2_method{4}.rule();
+    const auto choosing = [&] {
+        using chosen = selected_mean<compress::quantize>;
+        return refusal([&] {
+            local_update<self, local<sgd>, local_update_rule, chosen>(self{}, local<sgd>(self{}), rule, {},
+                                                                      {.mean = {.level = 4}, .levels = {2, 4}});
+        });
+    };
+    CHECK(choosing() == "no such error");
+    rule.fragments = 2;
+    CHECK(choosing().starts_with("local update: 2 fragments, whose rounds end in turn, but 'mean compressed at level"));
     rule.fragments = 5;
     CHECK(refusal([&] { rule.validate(); }) ==
           "local update: 5 fragments whose rounds of 4 steps end in turn, expected 1 to 4");

@@ -78,6 +78,8 @@ template <std::copyable Compressor> struct selected_mean {
     measured_gradient measured = measured_gradient::local;
     std::optional<critical_levels> critical{};
 
+    static constexpr bool needs_all_buckets = true;  ///< a window is of whole steps
+
     template <communicator C, floating_element T> using state_type = detail::selected_mean_state<selected_mean, C, T>;
 
     void validate() const {
