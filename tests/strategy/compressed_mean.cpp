@@ -475,6 +475,17 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
         text({.level = 0}) ==
         "compressed mean: level is 0, expected bits, a rank or kept elements in 10,000; 1 for schemes without levels");
     CHECK(text({.level = 4, .largest_level = 2}) == "compressed mean: level 4 of at most 2");
+    using four_bits = compressed_mean<compress::quantize>;
+    const std::string no_such_level = "quantize: tensor 0 has level 12; bits are 1 to 8";
+    CHECK(test::refusal([] { four_bits{.level = 12}.validate(); }) == no_such_level);
+    CHECK(test::refusal([] { four_bits{.level = 4, .largest_level = 12}.validate(); }) == no_such_level);
+    CHECK(test::refusal([] { four_bits{.level = 4, .largest_level = 8}.validate(); }) == "no such error");
+    compressed_mean<compress::random_k> by_chance{.compressor = {.unbiased = true}, .level = 100};
+    CHECK(test::refusal([&] { by_chance.validate(); }) ==
+          "compressed mean: what an unbiased compressor leaves would grow from step to step; turn feedback off, or "
+          "unbiased");
+    by_chance.feedback = false;
+    CHECK(test::refusal([&] { by_chance.validate(); }) == "no such error");
     CHECK(text({.level = 1, .worth = 0.5}) == "compressed mean: worth is 0.5, expected a number of 1 or more");
     CHECK(text({.level = 1, .feedback = false, .rescale = true}) ==
           "compressed mean: rescale is of what feedback keeps, which is off");

@@ -501,6 +501,7 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
               h.levels.clear();
               for (int level = 1; level <= 257; ++level) { h.levels.push_back(level); }
           }) == "selected mean: 257 levels to choose among, at most 256");
+    CHECK(text([](how_type& h) { h.levels.insert(h.levels.begin(), 0); }).find("level 0") != std::string::npos);
     CHECK(text([](how_type& h) { h.mean.largest_level = 6; }) ==
           "selected mean: mean.largest_level is 6; it is the last of `levels`: leave it 0");
     CHECK(text([](how_type& h) { h.delay = 4; }) ==

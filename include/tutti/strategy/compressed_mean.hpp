@@ -58,7 +58,7 @@ struct stated_network {
 /// Determinism  as compress::all_reduce; random numbers are functions of (seed, step, rank, tensor, element).
 /// Cost         that of compress::all_reduce; its wire instead of 2(n-1)/n * sizeof(T) bytes an element. With `nodes`
 ///              two communicators more, made by attach().
-/// Errors       usage_error for levels that it does not have.
+/// Errors       usage_error for levels that it does not have, and for feedback of an unbiased compressor.
 template <std::copyable Compressor> struct compressed_mean {
     Compressor compressor{};
     int level = 0;          ///< of every tensor at first
@@ -82,6 +82,14 @@ template <std::copyable Compressor> struct compressed_mean {
         }
         if (largest_level != 0 && largest_level < level) {
             throw usage_error(formatted("compressed mean: level {} of at most {}", level, largest_level));
+        }
+        expect_level(level);
+        expect_level(largest());
+        if constexpr (requires { compressor.unbiased; }) {
+            if (compressor.unbiased && feedback) {
+                throw usage_error("compressed mean: what an unbiased compressor leaves would grow from step to step; "
+                                  "turn feedback off, or unbiased");
+            }
         }
         if (!(worth >= 1) || !std::isfinite(worth)) {
             throw usage_error(formatted("compressed mean: worth is {}, expected a number of 1 or more", worth));
@@ -146,6 +154,8 @@ template <std::copyable Compressor> struct compressed_mean {
         }
         return state_type<C, T>(*this, comm, segments_of(list, plan), plan);
     }
+    /// Errors: usage_error for a level that the compressor does not have.
+    void expect_level(int at) const { static_cast<void>(bytes_of(probe(at))); }
     /// The largest level that set_levels may give.
     [[nodiscard]] int largest() const noexcept { return largest_level == 0 ? level : largest_level; }
     /// Are gradients averaged as they are inside nodes?
@@ -162,6 +172,7 @@ template <std::copyable Compressor> struct compressed_mean {
     }
 
 private:
+    static constexpr compress::segment probe(int at) { return {0, at, 0, 0, 1024, 1024}; }
     static constexpr bool sends_elements = requires(const compress::segment& s) { Compressor::kept(s); };
 
     static void leave_as_it_is(compress::segment& s) noexcept {

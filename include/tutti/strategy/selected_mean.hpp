@@ -95,6 +95,7 @@ template <std::copyable Compressor> struct selected_mean {
             throw usage_error(formatted("selected mean: {} levels to choose among, at most {}", levels.size(),
                                         compress::level_table::most_options));
         }
+        for (const int level : levels) { mean.expect_level(level); }
         static_cast<void>(option_of(mean.level));
         if (mean.momentum) {
             throw usage_error("selected mean: levels are measured on gradients, so mean.momentum cannot be used");
