@@ -9,6 +9,7 @@
 #include <optional>     // nodes
 #include <string>       // texts
 #include <string_view>  // names
+#include <type_traits>  // decay
 #include <utility>      // move
 #include <vector>       // values
 
@@ -518,6 +519,25 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
         "compressed mean: momentum is kept of what single ranks send, with `nodes` nodes send", usage_error);
     CHECK(compressed_mean<compress::power_sgd>{.level = 1}.describe() !=
           compressed_mean<compress::power_sgd>{.level = 2}.describe());
+}
+
+TEST_CASE("ranks whose compressors differ are told so at attach") {
+    const auto refused = [](const auto& one, const auto& other) {
+        using X = std::decay_t<decltype(one)>;
+        const compressed_mean<X> hows[] = {{.compressor = one, .level = 4, .feedback = false},
+                                           {.compressor = other, .level = 4, .feedback = false}};
+        const std::string text = test::refusal<mismatch_error>([&] {
+            threads::launch(2, [&](threads& w) {
+                toy<float> t = matrices();
+                compressed<X> s(w.duplicate("training"), {}, {}, hows[w.rank()]);
+                s.attach(t.parameters);
+            });
+        });
+        CHECK_MESSAGE(text.find("mean compressed at level 4") != std::string::npos, text);
+    };
+    refused(compress::quantize(512, compress::rounding::nearest), compress::quantize(512));
+    refused(compress::quantize(512), compress::quantize(256));
+    refused(compress::random_k{}, compress::random_k{.unbiased = true});
 }
 
 }  // namespace

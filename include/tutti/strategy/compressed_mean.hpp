@@ -26,6 +26,7 @@
 #include <tutti/schedule/bucket.hpp>                        // bucket_plan
 #include <tutti/schedule/lane.hpp>                          // lane_options
 #include <tutti/strategy/detail/compressed_mean_state.hpp>  // what changes
+#include <tutti/strategy/detail/describe_compressor.hpp>    // what ranks agree on
 #include <tutti/strategy/gradient_exchange.hpp>             // gradient_exchange
 #include <tutti/strategy/strategy.hpp>                      // parameters
 
@@ -120,7 +121,7 @@ template <std::copyable Compressor> struct compressed_mean {
         }
     }
     [[nodiscard]] std::string describe() const {
-        const std::string text = formatted(
+        std::string text = formatted(
             "mean compressed at level {} of {}{}{}{}, if {} times smaller{}, seed {}", level, largest(),
             feedback ? ", with feedback" : "", rescale ? " in units of updates" : "",
             momentum ? formatted(", momentum {}{}{}", momentum->momentum, momentum->nesterov ? ", Nesterov's" : "",
@@ -135,6 +136,8 @@ template <std::copyable Compressor> struct compressed_mean {
                                 network->kernels.bytes_per_second)
                     : std::string(),
             seed);
+        text +=
+            formatted(", {} bytes of 1024 x 1024{}", bytes_of(probe(level)), detail::describe_compressor(compressor));
         return goes_between_nodes() ? text + ", between nodes" + comm::list_of_nodes(*nodes) : text;
     }
     template <communicator C, floating_element T>
