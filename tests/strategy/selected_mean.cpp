@@ -194,6 +194,11 @@ TEST_CASE("a resume from any step continues with the same bits and levels") {
                 expect(test::same_bytes(fresh.values(), straight.values()), "cut {}: other values", cut);
                 expect(levels_of(resumed) == levels_of(whole), "cut {}: other levels", cut);
                 expect(saved(resumed) == saved(whole), "cut {}: other state", cut);
+
+                expect(!resumed.exchange().choice().options.empty(), "cut {}: nothing was chosen", cut);
+                test::restore(resumed, checkpoint);
+                expect(resumed.exchange().choice().options.empty(), "cut {}: the choice of another run", cut);
+                resumed.flush();
             });
         }
     };
