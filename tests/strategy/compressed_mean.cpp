@@ -9,6 +9,7 @@
 #include <optional>     // nodes
 #include <string>       // texts
 #include <string_view>  // names
+#include <type_traits>  // decay
 #include <utility>      // move
 #include <vector>       // values
 
@@ -23,6 +24,7 @@
 #include <tutti/compress/random_k.hpp>         // compressor
 #include <tutti/compress/shards.hpp>           // cut
 #include <tutti/compress/top_k.hpp>            // gathered whole
+#include <tutti/core/state.hpp>                // hash_bytes
 #include <tutti/optimize/adamw.hpp>            // optimizer
 #include <tutti/optimize/sgd.hpp>              // optimizer
 #include <tutti/strategy/compressed_mean.hpp>  // under test
@@ -225,13 +227,18 @@ TEST_CASE("with a stated network, buckets that would not be faster go as they ar
     const auto refused = [](compressed_mean<compress::power_sgd> how, const std::string& text) {
         threads::launch(2, [&](threads& w) {
             toy<float> t = matrices();
-            compressed<compress::power_sgd> s(w.duplicate("training"), {}, {}, how);
-            try {
-                s.attach(t.parameters);
-                throw test::failure("other ranks were taken");
-            } catch (const usage_error& e) {
-                expect(std::string(e.what()).find(text) != std::string::npos, "{}", e.what());
-            }
+            threads ranks = w.duplicate("training");
+            threads family = ranks.duplicate("beside");
+            compressed<compress::power_sgd> s(std::move(ranks), {}, {}, how);
+            const auto contains = [](const std::string& all, const std::string& part) {
+                expect(all.find(part) != std::string::npos, "{}", all);
+            };
+            // One that is told by another first has that one's reason.
+            contains(test::refusal<error>([&] { s.attach(t.parameters); }), text);
+            contains(test::refusal<error>([&] { s.attach(t.parameters); }), text);  // not "attached already"
+            contains(test::refusal<error>([&] { family.barrier(); }), text);
+            contains(test::refusal([&] { static_cast<void>(s.state()); }), "state: no parameters are attached");
+            contains(test::refusal([&] { s.begin({}); }), "begin: no parameters are attached");
         });
     };
     refused({.level = 1, .network = strategy::stated_network{comm::topology::one_node(3), kernels}},
@@ -284,6 +291,9 @@ TEST_CASE("a resume from the saved state continues with the same bits") {
             test::train(resumed, w.rank(), n, {.steps = 5, .first_step = 5});
             resumed.flush();
             equal += test::same_bytes(fresh.values(), straight.values()) && saved(resumed) == saved(whole) ? 1 : 0;
+            for (const auto& e : whole.state()) {  // a checkpoint puts these together from parts of all ranks
+                if (e.whose == ownership::replicated) { w.agree(hash_bytes(e.data), e.name); }
+            }
         });
         CHECK(equal == n);
     };
@@ -466,6 +476,17 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
         text({.level = 0}) ==
         "compressed mean: level is 0, expected bits, a rank or kept elements in 10,000; 1 for schemes without levels");
     CHECK(text({.level = 4, .largest_level = 2}) == "compressed mean: level 4 of at most 2");
+    using four_bits = compressed_mean<compress::quantize>;
+    const std::string no_such_level = "quantize: tensor 0 has level 12; bits are 1 to 8";
+    CHECK(test::refusal([] { four_bits{.level = 12}.validate(); }) == no_such_level);
+    CHECK(test::refusal([] { four_bits{.level = 4, .largest_level = 12}.validate(); }) == no_such_level);
+    CHECK(test::refusal([] { four_bits{.level = 4, .largest_level = 8}.validate(); }) == "no such error");
+    compressed_mean<compress::random_k> by_chance{.compressor = {.unbiased = true}, .level = 100};
+    CHECK(test::refusal([&] { by_chance.validate(); }) ==
+          "compressed mean: what an unbiased compressor leaves would grow from step to step; turn feedback off, or "
+          "unbiased");
+    by_chance.feedback = false;
+    CHECK(test::refusal([&] { by_chance.validate(); }) == "no such error");
     CHECK(text({.level = 1, .worth = 0.5}) == "compressed mean: worth is 0.5, expected a number of 1 or more");
     CHECK(text({.level = 1, .feedback = false, .rescale = true}) ==
           "compressed mean: rescale is of what feedback keeps, which is off");
@@ -498,6 +519,25 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
         "compressed mean: momentum is kept of what single ranks send, with `nodes` nodes send", usage_error);
     CHECK(compressed_mean<compress::power_sgd>{.level = 1}.describe() !=
           compressed_mean<compress::power_sgd>{.level = 2}.describe());
+}
+
+TEST_CASE("ranks whose compressors differ are told so at attach") {
+    const auto refused = [](const auto& one, const auto& other) {
+        using X = std::decay_t<decltype(one)>;
+        const compressed_mean<X> hows[] = {{.compressor = one, .level = 4, .feedback = false},
+                                           {.compressor = other, .level = 4, .feedback = false}};
+        const std::string text = test::refusal<mismatch_error>([&] {
+            threads::launch(2, [&](threads& w) {
+                toy<float> t = matrices();
+                compressed<X> s(w.duplicate("training"), {}, {}, hows[w.rank()]);
+                s.attach(t.parameters);
+            });
+        });
+        CHECK_MESSAGE(text.find("mean compressed at level 4") != std::string::npos, text);
+    };
+    refused(compress::quantize(512, compress::rounding::nearest), compress::quantize(512));
+    refused(compress::quantize(512), compress::quantize(256));
+    refused(compress::random_k{}, compress::random_k{.unbiased = true});
 }
 
 }  // namespace

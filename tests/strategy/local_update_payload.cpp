@@ -5,6 +5,7 @@
 #include <cstring>    // memcpy
 #include <limits>     // nan
 #include <mutex>      // sums over ranks
+#include <set>        // names
 #include <string>     // texts
 #include <utility>    // move
 #include <vector>     // values
@@ -28,6 +29,7 @@
 #include <tutti/strategy/detail/fragments.hpp>   // cut_into_fragments
 #include <tutti/strategy/local_update.hpp>       // under test
 #include <tutti/strategy/local_update_rule.hpp>  // rules
+#include <tutti/strategy/selected_mean.hpp>      // exchange that measures
 #include <tutti/strategy/zero.hpp>               // replicas of several ranks
 
 using namespace tutti;
@@ -246,7 +248,7 @@ TEST_CASE("what compression lost is owed: anchors and residuals together are whe
             s.finish();
             const std::lock_guard lock(adding);
             for (const auto& e : s.state()) {
-                if (e.name != "residual") { continue; }
+                if (e.name != "local_update/residual") { continue; }
                 REQUIRE(e.data.size() == 4 * owed.size());
                 for (std::size_t i = 0; i < owed.size(); ++i) {
                     float x = 0;
@@ -299,6 +301,22 @@ TEST_CASE("compressed rounds resume bit by bit from every step, with means in fl
                 test::restore(s, own);
             });
         });
+    }
+}
+
+TEST_CASE("over an inner strategy that compresses as well, names of the state are unique") {
+    using quantized = compressed_mean<compress::quantize>;
+    using inside = data_parallel<self, sgd, float, quantized>;
+    const quantized how{.level = 4};
+    toy<float> t = matrices();
+    local_update<self, inside, local_update_rule, quantized> s(self{}, inside(self{}, {}, {}, how),
+                                                               co2_method{2}.rule(), {}, how);
+    s.attach(t.parameters);
+    std::set<std::string> names;
+    for (const auto& e : s.state()) { CHECK_MESSAGE(names.insert(e.name).second, e.name); }
+    for (const std::string kept : {"residual", "exchange/steps", "exchange/loss_scale"}) {
+        CHECK_MESSAGE(names.contains(kept), kept);
+        CHECK_MESSAGE(names.contains("local_update/" + kept), kept);
     }
 }
 
@@ -379,6 +397,16 @@ TEST_CASE("what makes no sense is refused") {
         "compressed mean: level is 0, expected bits, a rank or kept elements in 10,000; 1 for schemes without levels");
     CHECK(with(co2_method{2}.rule(), {.level = 4}) == "no such error");
     local_update_rule rule = co2_method{4}.rule();
+    const auto choosing = [&] {
+        using chosen = selected_mean<compress::quantize>;
+        return refusal([&] {
+            local_update<self, local<sgd>, local_update_rule, chosen>(self{}, local<sgd>(self{}), rule, {},
+                                                                      {.mean = {.level = 4}, .levels = {2, 4}});
+        });
+    };
+    CHECK(choosing() == "no such error");
+    rule.fragments = 2;
+    CHECK(choosing().starts_with("local update: 2 fragments, whose rounds end in turn, but 'mean compressed at level"));
     rule.fragments = 5;
     CHECK(refusal([&] { rule.validate(); }) ==
           "local update: 5 fragments whose rounds of 4 steps end in turn, expected 1 to 4");

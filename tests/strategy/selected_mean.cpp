@@ -194,6 +194,11 @@ TEST_CASE("a resume from any step continues with the same bits and levels") {
                 expect(test::same_bytes(fresh.values(), straight.values()), "cut {}: other values", cut);
                 expect(levels_of(resumed) == levels_of(whole), "cut {}: other levels", cut);
                 expect(saved(resumed) == saved(whole), "cut {}: other state", cut);
+
+                expect(!resumed.exchange().choice().options.empty(), "cut {}: nothing was chosen", cut);
+                test::restore(resumed, checkpoint);
+                expect(resumed.exchange().choice().options.empty(), "cut {}: the choice of another run", cut);
+                resumed.flush();
             });
         }
     };
@@ -501,6 +506,7 @@ TEST_CASE("options that make no sense are refused before anything is sent") {
               h.levels.clear();
               for (int level = 1; level <= 257; ++level) { h.levels.push_back(level); }
           }) == "selected mean: 257 levels to choose among, at most 256");
+    CHECK(text([](how_type& h) { h.levels.insert(h.levels.begin(), 0); }).find("level 0") != std::string::npos);
     CHECK(text([](how_type& h) { h.mean.largest_level = 6; }) ==
           "selected mean: mean.largest_level is 6; it is the last of `levels`: leave it 0");
     CHECK(text([](how_type& h) { h.delay = 4; }) ==

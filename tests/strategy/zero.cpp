@@ -3,6 +3,7 @@
 
 #include <cstring>  // memcmp
 #include <memory>   // strategies that are destroyed
+#include <new>      // bad_alloc
 #include <span>     // ranks of a child
 #include <string>   // texts
 #include <utility>  // move
@@ -214,6 +215,9 @@ TEST_CASE("lists and options that make no sense are refused") {
               "attach: stochastic rounding is for values of 16 bits, these are float32");
         CHECK_THROWS_AS(S(self{}, {.beta1 = 2}), usage_error);
     });
+    zero<3, self, adamw> failed(self{});
+    CHECK_THROWS_AS(failed.attach(good, [] { throw std::bad_alloc(); }), std::bad_alloc);
+    CHECK(refusal([&] { failed.begin({}); }) == "begin: no parameters are attached");
 }
 
 TEST_CASE("state lists names, shapes and types") {

@@ -476,6 +476,12 @@ TEST_CASE("settings that make no sense are refused, and ranks that differ in the
         tested<2> r(counted(world.duplicate("dp")), {}, {}, {.value_level = 7 + world.rank()});
         CHECK_THROWS_AS(r.attach(u.parameters), mismatch_error);
     });
+    threads::launch(2, [&](threads& world) {
+        auto u = matrices<float>();
+        const auto mode = world.rank() == 0 ? compress::rounding::stochastic : compress::rounding::nearest;
+        tested<2> r(counted(world.duplicate("dp")), {}, {}, {.gradients = compress::quantize(512, mode)});
+        CHECK_THROWS_AS(r.attach(u.parameters), mismatch_error);
+    });
 }
 
 TEST_CASE("the same code runs where there is no memory") {

@@ -26,6 +26,7 @@
 #include <tutti/schedule/bucket.hpp>                        // bucket_plan
 #include <tutti/schedule/lane.hpp>                          // lane_options
 #include <tutti/strategy/detail/compressed_mean_state.hpp>  // what changes
+#include <tutti/strategy/detail/describe_compressor.hpp>    // what ranks agree on
 #include <tutti/strategy/gradient_exchange.hpp>             // gradient_exchange
 #include <tutti/strategy/strategy.hpp>                      // parameters
 
@@ -58,7 +59,7 @@ struct stated_network {
 /// Determinism  as compress::all_reduce; random numbers are functions of (seed, step, rank, tensor, element).
 /// Cost         that of compress::all_reduce; its wire instead of 2(n-1)/n * sizeof(T) bytes an element. With `nodes`
 ///              two communicators more, made by attach().
-/// Errors       usage_error for levels that it does not have.
+/// Errors       usage_error for levels that it does not have, and for feedback of an unbiased compressor.
 template <std::copyable Compressor> struct compressed_mean {
     Compressor compressor{};
     int level = 0;          ///< of every tensor at first
@@ -82,6 +83,14 @@ template <std::copyable Compressor> struct compressed_mean {
         }
         if (largest_level != 0 && largest_level < level) {
             throw usage_error(formatted("compressed mean: level {} of at most {}", level, largest_level));
+        }
+        expect_level(level);
+        expect_level(largest());
+        if constexpr (requires { compressor.unbiased; }) {
+            if (compressor.unbiased && feedback) {
+                throw usage_error("compressed mean: what an unbiased compressor leaves would grow from step to step; "
+                                  "turn feedback off, or unbiased");
+            }
         }
         if (!(worth >= 1) || !std::isfinite(worth)) {
             throw usage_error(formatted("compressed mean: worth is {}, expected a number of 1 or more", worth));
@@ -112,7 +121,7 @@ template <std::copyable Compressor> struct compressed_mean {
         }
     }
     [[nodiscard]] std::string describe() const {
-        const std::string text = formatted(
+        std::string text = formatted(
             "mean compressed at level {} of {}{}{}{}, if {} times smaller{}, seed {}", level, largest(),
             feedback ? ", with feedback" : "", rescale ? " in units of updates" : "",
             momentum ? formatted(", momentum {}{}{}", momentum->momentum, momentum->nesterov ? ", Nesterov's" : "",
@@ -127,6 +136,8 @@ template <std::copyable Compressor> struct compressed_mean {
                                 network->kernels.bytes_per_second)
                     : std::string(),
             seed);
+        text +=
+            formatted(", {} bytes of 1024 x 1024{}", bytes_of(probe(level)), detail::describe_compressor(compressor));
         return goes_between_nodes() ? text + ", between nodes" + comm::list_of_nodes(*nodes) : text;
     }
     template <communicator C, floating_element T>
@@ -146,6 +157,8 @@ template <std::copyable Compressor> struct compressed_mean {
         }
         return state_type<C, T>(*this, comm, segments_of(list, plan), plan);
     }
+    /// Errors: usage_error for a level that the compressor does not have.
+    void expect_level(int at) const { static_cast<void>(bytes_of(probe(at))); }
     /// The largest level that set_levels may give.
     [[nodiscard]] int largest() const noexcept { return largest_level == 0 ? level : largest_level; }
     /// Are gradients averaged as they are inside nodes?
@@ -162,6 +175,7 @@ template <std::copyable Compressor> struct compressed_mean {
     }
 
 private:
+    static constexpr compress::segment probe(int at) { return {0, at, 0, 0, 1024, 1024}; }
     static constexpr bool sends_elements = requires(const compress::segment& s) { Compressor::kept(s); };
 
     static void leave_as_it_is(compress::segment& s) noexcept {

@@ -16,25 +16,26 @@
 #include <utility>      // move
 #include <vector>       // buckets
 
-#include <tutti/comm/communicator.hpp>            // can_all_to_all
-#include <tutti/compress/all_gather.hpp>          // values
-#include <tutti/compress/compressor.hpp>          // segment
-#include <tutti/compress/dense_or.hpp>            // vectors
-#include <tutti/compress/error_feedback.hpp>      // residuals
-#include <tutti/compress/matrix.hpp>              // which tensors are compressed
-#include <tutti/compress/quantize.hpp>            // what is used unless said otherwise
-#include <tutti/compress/reduce_scatter.hpp>      // gradients
-#include <tutti/compress/shards.hpp>              // shards
-#include <tutti/core/element.hpp>                 // master_t
-#include <tutti/core/error.hpp>                   // usage_error
-#include <tutti/core/reduce_op.hpp>               // mean
-#include <tutti/core/state.hpp>                   // state_entry
-#include <tutti/core/text.hpp>                    // formatted
-#include <tutti/schedule/bucket.hpp>              // bucket_plan
-#include <tutti/strategy/detail/kept_number.hpp>  // counts
-#include <tutti/strategy/detail/shard_plan.hpp>   // shard_plan
-#include <tutti/strategy/shard_exchange.hpp>      // plain_shards
-#include <tutti/strategy/strategy.hpp>            // parameters
+#include <tutti/comm/communicator.hpp>                    // can_all_to_all
+#include <tutti/compress/all_gather.hpp>                  // values
+#include <tutti/compress/compressor.hpp>                  // segment
+#include <tutti/compress/dense_or.hpp>                    // vectors
+#include <tutti/compress/error_feedback.hpp>              // residuals
+#include <tutti/compress/matrix.hpp>                      // which tensors are compressed
+#include <tutti/compress/quantize.hpp>                    // what is used unless said otherwise
+#include <tutti/compress/reduce_scatter.hpp>              // gradients
+#include <tutti/compress/shards.hpp>                      // shards
+#include <tutti/core/element.hpp>                         // master_t
+#include <tutti/core/error.hpp>                           // usage_error
+#include <tutti/core/reduce_op.hpp>                       // mean
+#include <tutti/core/state.hpp>                           // state_entry
+#include <tutti/core/text.hpp>                            // formatted
+#include <tutti/schedule/bucket.hpp>                      // bucket_plan
+#include <tutti/strategy/detail/describe_compressor.hpp>  // what ranks agree on
+#include <tutti/strategy/detail/kept_number.hpp>          // counts
+#include <tutti/strategy/detail/shard_plan.hpp>           // shard_plan
+#include <tutti/strategy/shard_exchange.hpp>              // plain_shards
+#include <tutti/strategy/strategy.hpp>                    // parameters
 
 namespace tutti::strategy {
 
@@ -249,8 +250,8 @@ private:
         static_cast<void>(x.wire_bytes(probe(level)));  // refuses levels that it does not have
     }
     template <class Scheme> [[nodiscard]] static std::string described(const Scheme& x, int level) {
-        return formatted("at level {} to {} bytes of 1024 elements, granularity {}", level, x.wire_bytes(probe(level)),
-                         x.granularity());
+        return formatted("at level {} to {} bytes of 1024 elements{}", level, x.wire_bytes(probe(level)),
+                         detail::describe_compressor(x));
     }
 };
 

@@ -100,7 +100,8 @@ public:
         detail::agree_on(comm_, list, describe());
         parameters_ = list;
         plan_ = detail::plan_of(list, options_.bucket_bytes);
-        order_.attach(list);
+        detail::check_alone(
+            comm_, [&] { exchanged_.emplace(exchange_.template make_state<C, T>(comm_, list, plan_, lanes_)); });
         gradients_.place(queue_, parameters_, plan_);
         place_values();
         norm_scratch_ = buffer<double, Q>(queue_, optimize::norm_blocks(plan_.elements) + 1);
@@ -110,13 +111,13 @@ public:
         const bool apart = owned_storage_.size() != 0;
         optimizer_.attach(queue_, plan_.elements, detail::decay_segments(list, whole, apart));
         if (apart) { published_ = detail::values_of(list, optimizer_.segments()); }
-        exchanged_.emplace(exchange_.template make_state<C, T>(comm_, parameters_, plan_, lanes_));
         state_ = detail::entries_of<T, M, Q>(list, ownership::replicated, whole, owned_, optimizer_.state(),
                                              exchanged_->entries());
         for (std::size_t b = 0; b < plan_.buckets.size(); ++b) {
             bucket_names_.push_back(formatted("all_reduce bucket {}", b));
         }
         in_flight_.resize(plan_.buckets.size());
+        order_.attach(list);  // last: attached is what nothing failed for
     }
 
     void begin(micro_batch m) {

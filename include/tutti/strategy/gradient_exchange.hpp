@@ -55,6 +55,8 @@ concept exchange_state = std::move_constructible<S> &&
 ///   describe    equal exactly when ranks do the same with the same gradients.
 ///   make_state  for parameters whose gradients lie in one flat view as the plan says. Collective: may duplicate the
 ///               communicator for lanes of its own, made with these options, and communicates nothing else.
+///   needs_all_buckets  a static bool, if there: each begin must be followed by all buckets. A strategy whose parts are
+///               sent in turn refuses such an exchange.
 /// Not finite    an element that is not finite on any rank leaves an element that is not finite in the mean, on every
 ///               rank, so that all skip the step; the state stays finite.
 template <class E, class C, class T>

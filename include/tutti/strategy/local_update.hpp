@@ -59,6 +59,7 @@ struct local_update_options {
 ///   exchange   how payloads become their mean, as gradients do in data_parallel: pseudo-gradients may be compressed, with
 ///              feedback of what that lost. It sees the tensors of the model, or, over an inner strategy that shards,
 ///              matrices made of the shard. Means of parameters, for merges without a common anchor, go as they are.
+///              One that chooses levels (selected_mean) needs all tensors at once: one fragment.
 ///   statistics that forward passes update, such as those of batch normalization, stay on their rank, and forward sends
 ///              nothing. A trainer that wants their mean takes it, by an all_reduce of its own, behind a step that
 ///              rounds() has moved on in, and behind finish.
@@ -272,6 +273,13 @@ private:
                 formatted("local update: parameters go as they are, not by '{}'; send pseudo-gradients, set "
                           "the payload",
                           exchange_.describe()));
+        }
+        if constexpr (requires { Exchange::needs_all_buckets; }) {
+            if (Exchange::needs_all_buckets && rule_.fragments > 1) {
+                throw usage_error(
+                    formatted("local update: {} fragments, whose rounds end in turn, but '{}' needs them all at once",
+                              rule_.fragments, exchange_.describe()));
+            }
         }
     }
     [[nodiscard]] const detail::round_progress<Q>& rounds_for(std::string_view operation) const {

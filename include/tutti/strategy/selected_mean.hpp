@@ -78,6 +78,8 @@ template <std::copyable Compressor> struct selected_mean {
     measured_gradient measured = measured_gradient::local;
     std::optional<critical_levels> critical{};
 
+    static constexpr bool needs_all_buckets = true;  ///< a window is of whole steps
+
     template <communicator C, floating_element T> using state_type = detail::selected_mean_state<selected_mean, C, T>;
 
     void validate() const {
@@ -93,6 +95,7 @@ template <std::copyable Compressor> struct selected_mean {
             throw usage_error(formatted("selected mean: {} levels to choose among, at most {}", levels.size(),
                                         compress::level_table::most_options));
         }
+        for (const int level : levels) { mean.expect_level(level); }
         static_cast<void>(option_of(mean.level));
         if (mean.momentum) {
             throw usage_error("selected mean: levels are measured on gradients, so mean.momentum cannot be used");

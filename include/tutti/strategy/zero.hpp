@@ -154,7 +154,6 @@ public:
         exchanged_ = std::make_shared<exchange_state>(
             exchange_.template make_state<C, T>(comm_, list, detail::plan_of(list, options_.bucket_bytes)));
         plan_ = exchanged_->plan();
-        order_.attach(list);
         for (const auto& p : list) { comm_.broadcast(p.value, 0); }
         const auto part = [&](std::size_t i) { return plan_->part_of(i, list[i].value.size()); };
         owned_ = buffer<master, Q>(queue_, plan_->owned());
@@ -175,6 +174,7 @@ public:
         if constexpr (Stage != 3) { list_ = list; }
         // The trainer's values are those of the masters already, unless the exchange changes them.
         if constexpr (Stage == 3 || exchange_state::gathers_masters) { publish_values(); }
+        order_.attach(list);  // last: attached is what nothing failed for
     }
 
     void begin(micro_batch m) {

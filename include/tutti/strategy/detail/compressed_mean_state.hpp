@@ -124,7 +124,10 @@ public:
         const auto list = [this](const auto& entries) {
             entries_.insert(entries_.end(), entries.begin(), entries.end());
         };
-        list(shared_->state.entries());
+        for (state_entry<M> e : shared_->state.entries()) {
+            if (how.goes_between_nodes()) { e.whose = ownership::local; }  // ranks of a node have different shares
+            entries_.push_back(std::move(e));
+        }
         if (kept) { list(shared_->lost.entries()); }
         if (how.momentum) { list(shared_->momentum->entries()); }
         entries_.push_back(steps_.entry("exchange/steps", ownership::replicated));

@@ -173,7 +173,10 @@ public:
     void list_state(std::vector<state_entry<M>>& all) {
         rounds().save();
         for (const state_entry<M>& e : state_->entries()) { all.push_back(e); }
-        for (const state_entry<M>& e : exchange_->entries()) { all.push_back(e); }
+        for (state_entry<M> e : exchange_->entries()) {
+            e.name = "local_update/" + e.name;  // the inner strategy's exchange may have the same names
+            all.push_back(std::move(e));
+        }
     }
     void restored() {
         lane_.drain();

@@ -132,6 +132,7 @@ public:
     [[nodiscard]] std::span<const state_entry<M>> entries() const noexcept { return entries_; }
     void restored() {
         inner_.restored();
+        choice_ = {};
         if (!selection_) { return; }
         selection_->drop();
         std::vector<int> kept(compressed_.size());
@@ -149,7 +150,8 @@ public:
 
     /// By parameter: the whole tensor as it is sent, at its level.
     [[nodiscard]] std::span<const compress::segment> tensors() const noexcept { return inner_.tensors(); }
-    /// Where the levels come from; before the first choice, and after a resume, it has no options.
+    /// The last choice; before the first, and after a resume, it has no options. Levels are its options, unless its
+    /// reason is error_not_finite: then they stayed.
     [[nodiscard]] const compress::level_choice& choice() const noexcept { return choice_; }
 
 private:
