@@ -216,20 +216,20 @@ inline void validate_order(std::span<const ring> rings, std::span<const std::vec
             }
         }
     }
-    std::vector<bool> open(rings.size());  // whether the rank is in the ring, and has not listed it yet
+    std::vector<bool> due(rings.size());  // the rank is in the ring, and has not listed it yet
     for (std::size_t rank = 0; rank < orders.size(); ++rank) {
-        for (const std::size_t at : rings_of[rank]) { open[at] = true; }
+        for (const std::size_t at : rings_of[rank]) { due[at] = true; }
         for (std::size_t i = 0; i < orders[rank].size(); ++i) {
             const std::size_t at = orders[rank][i];
-            if (at >= rings.size() || !open[at]) {
+            if (at >= rings.size() || !due[at]) {
                 throw usage_error(
                     formatted("placement: rank {} lists ring {}, which it is not in, or lists twice", rank, at));
             }
-            open[at] = false;
+            due[at] = false;
             ++listed[at];
             if (i > 0) { before[at].push_back({orders[rank][i - 1], static_cast<int>(rank)}); }
         }
-        for (const std::size_t at : rings_of[rank]) { open[at] = false; }
+        for (const std::size_t at : rings_of[rank]) { due[at] = false; }
     }
     for (std::size_t at = 0; at < rings.size(); ++at) {
         if (listed[at] != rings[at].ranks.size()) {
