@@ -1,11 +1,13 @@
 // Files that are not what was written: found, said, and passed over for the checkpoint before.
 #include <doctest/doctest.h>  // test cases
 
+#include <cerrno>   // what the file system answered
+#include <cstddef>  // size_t
 #include <cstdint>  // steps
 #include <string>   // texts
 #include <vector>   // bytes
 
-#include <sys/stat.h>  // mkfifo
+#include <sys/stat.h>  // mkfifo, mknod
 
 #include "state.hpp"
 
@@ -133,6 +135,51 @@ TEST_CASE("load: says what is damaged; when all is, that is an error and no entr
               "belong)");
     CHECK(s.own == 99);
     CHECK(s.x == std::vector<std::uint16_t>(40, 99));
+}
+
+// A socket's name cannot be opened by anybody, unlike a file without permissions.
+TEST_CASE("load: what cannot be read is an error on all ranks, not a reason to take an older checkpoint") {
+    const scratch_directory scratch;
+    const std::string folder = scratch.folder();
+    save_steps(folder, 3, {1, 2});
+    const std::string checkpoint = path_of(folder, 2);
+    struct failing {
+        const char* file;
+        const char* who;
+    };
+    for (const failing& f : {failing{"manifest", "rank 0"}, {"rank-00002.shard", "rank 2"}}) {
+        const std::string file = checkpoint + "/" + f.file;
+        const std::string aside = scratch.path + "/aside";
+        fs::rename(file, aside);
+        REQUIRE(::mknod(file.c_str(), S_IFSOCK | 0600, 0) == 0);
+        std::vector<std::string> texts(3);
+        std::vector<int> codes(3);
+        std::vector<char> same(3);
+        comm::threads::launch(3, [&](comm::threads& c) {
+            const auto rank = static_cast<std::size_t>(c.rank());
+            state s(rank, 3);
+            s.fill(99);
+            const list contents = s.contents();
+            try {
+                static_cast<void>(checkpoint::load(c, folder, {}, contents));
+            } catch (const backend_error& e) {
+                texts[rank] = e.what();
+                codes[rank] = e.context().backend_code;
+            }
+            same[rank] = s.holds(99) ? 1 : 0;
+        });
+        for (std::size_t rank = 0; rank < 3; ++rank) {
+            CHECK(texts[rank] == std::string("load: ") + f.who + ": cannot open '" + file +
+                                     "': No such device or address; '" + checkpoint +
+                                     "' may be whole: load again when it can be read, or move it away to load an older "
+                                     "one");
+            CHECK(codes[rank] == ENXIO);
+            CHECK(same[rank] == 1);
+        }
+        fs::remove(file);
+        fs::rename(aside, file);
+        CHECK(load_at(folder, 3).step == 2);
+    }
 }
 
 TEST_CASE("load: files of one checkpoint in another are found") {

@@ -14,6 +14,7 @@
 #include <numeric>  // accumulate
 #include <string>   // names
 #include <thread>   // two communicators at once
+#include <utility>  // move
 #include <vector>   // data
 
 using namespace std::chrono_literals;
@@ -566,6 +567,22 @@ TEST_CASE("mpi: communicators of one family are used by several threads at once"
     CHECK(good[0]);
     CHECK(good[1]);
     CHECK(good[2]);
+}
+
+// Another thread answers a question about a call just as the call ends and its memory goes.
+TEST_CASE("mpi: what is said of a call does not read the call's own memory") {
+    MPI_Comm root = MPI_COMM_NULL;
+    MPI_Comm_dup(MPI_COMM_SELF, &root);
+    comm::detail::mpi_family family(root, 0, 1, true, mpi_options{});
+    comm::detail::mpi_activity activity;
+    const std::string operation(200, 'x');
+    {
+        error_context context;
+        context.operation = operation;
+        const comm::detail::mpi_session session(family, activity, std::move(context), true);
+    }
+    const std::string next(200, 'y');  // where the call's text was
+    CHECK(activity.operation == operation);
 }
 
 TEST_CASE("mpi: children are made while another thread communicates") {

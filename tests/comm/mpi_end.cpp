@@ -62,6 +62,8 @@ int world_size() {
     return n;
 }
 
+std::string world_key() { return comm::detail::mpi_start_key(MPI_COMM_WORLD, "world", {}); }
+
 // --- scenarios that end the job --------------------------------------------------------------------------------------
 
 int timeout(int argc, char** argv) {
@@ -141,11 +143,23 @@ int start_fails(int argc, char** argv) {
     mpi::environment started(&argc, &argv);
     if (world_rank() == 1) {
         comm::file_store store(comm::default_store_directory(), comm::detail::mpi_job_id());
-        store.fail("world", 1, "out of memory");
+        store.arrive(world_key(), 1);  // so that it cannot arrive again
+        text_of<usage_error>([] { mpi world(patient(60s)); });
         std::this_thread::sleep_for(60s);
     }
     return mpi::launch(
         argc, argv, [](mpi&) {}, patient(60s));
+}
+
+int start_stuck(int argc, char** argv) {
+    mpi::environment started(&argc, &argv);
+    if (world_rank() == 1) {
+        comm::file_store store(comm::default_store_directory(), comm::detail::mpi_job_id());
+        store.arrive(world_key(), 1);
+        std::this_thread::sleep_for(60s);
+    }
+    mpi world(patient(1s));
+    return 0;
 }
 
 // --- scenarios that pass ---------------------------------------------------------------------------------------------
@@ -161,6 +175,26 @@ int returns(int argc, char** argv) {
            "MPI cannot be started twice");
     expect(text_of<usage_error>([] { mpi late; }).starts_with("mpi: MPI is not running"),
            "no communicator without MPI");
+    return failures;
+}
+
+// Rank 1 makes a root of its own while rank 0, the first of another one with the same name, waits in the store.
+int start_in_groups(int argc, char** argv) {
+    mpi::environment started(&argc, &argv);
+    const int rank = world_rank();
+    MPI_Comm group = MPI_COMM_NULL;
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &group);
+    if (rank == 1) { std::this_thread::sleep_for(300ms); }
+    if (rank == 2) { MPI_Recv(nullptr, 0, MPI_BYTE, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE); }
+    const std::string seen = text_of<usage_error>([&] {
+        mpi mine(group, patient(20s));
+        const float ranks = rank == 1 ? 1.0f : 2.0f;
+        expect(sum_of_ones(mine) == ranks, "the root is of its own group");
+        if (rank == 1) { MPI_Send(nullptr, 0, MPI_BYTE, 2, 0, MPI_COMM_WORLD); }
+    });
+    expect(seen == "nothing was thrown", "groups make roots of one name at the same time", seen);
+    if (failures != 0) { MPI_Abort(MPI_COMM_WORLD, EXIT_FAILURE); }
+    MPI_Comm_free(&group);
     return failures;
 }
 
@@ -267,6 +301,8 @@ constexpr scenario scenarios[] = {
     {"failure_is_caught", failure_is_caught},
     {"start", start},
     {"start_fails", start_fails},
+    {"start_stuck", start_stuck},
+    {"start_in_groups", start_in_groups},
     {"returns", returns},
     {"outlives", outlives},
     {"foreign_start", foreign_start},

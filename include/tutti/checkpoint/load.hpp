@@ -189,6 +189,17 @@ inline void demand_used(const layout& whole, const std::vector<std::vector<std::
     }
 }
 
+/// What could not be read now may be whole: taking an older one instead would let a saver that resumes from that one
+/// remove it.
+/// Errors  backend_error on all ranks.
+inline void demand_readable(const verdict& v, const std::string& checkpoint) {
+    if (v.kind != fault::other) { return; }
+    const std::string text =
+        formatted("{}; '{}' may be whole: load again when it can be read, or move it away to load an older one", v.text,
+                  checkpoint);
+    verdict{v.kind, text, v.code, {}}.raise();
+}
+
 /// Loads one checkpoint, or says why it is damaged.
 template <host_communicator C>
 [[nodiscard]] std::optional<loaded> load_one(C& comm, const folder& place, std::uint64_t generation,
@@ -199,6 +210,7 @@ template <host_communicator C>
     const auto ranks = static_cast<std::size_t>(comm.size());
     const verdict described = together(
         comm, operation, [&] { return rank == 0 ? place.manifest_bytes(generation) : std::vector<std::byte>(); });
+    demand_readable(described, place.finished(generation));
     manifest m;
     layout whole;
     try {
@@ -218,6 +230,7 @@ template <host_communicator C>
         for (std::size_t s = rank; s < m.shards.size(); s += ranks) { verify_shard(place, m, s); }
         return std::vector<std::byte>();
     });
+    demand_readable(verified, place.finished(generation));
     if (verified.failed()) {
         damage = verified.text;
         return std::nullopt;
@@ -251,8 +264,9 @@ template <host_communicator C>
 ///
 /// Semantics  collective; nothing when the folder has no checkpoint, or is not there. Ranks need not be as many as have
 ///            saved: each reads the ranges that it lists from whichever shards hold them. A checkpoint with a file that
-///            is missing, of another size or of another checksum is passed over for the one before it. Only then are
-///            entries looked at: what does not fit a whole checkpoint is an error, not a reason to take an older one.
+///            is missing, of another size or of another checksum is passed over for the one before it; one with a file
+///            that the file system refuses to read is not, as it may be whole. Only then are entries looked at: what
+///            does not fit a whole checkpoint is an error, not a reason to take an older one.
 ///            Ranks' own entries need as many ranks as have saved them: load_options says what happens otherwise.
 ///            A saver may have the folder meanwhile, as long as it keeps more checkpoints than it makes during the load.
 /// Order      host entries are there on return, device entries when their queue gets there.
@@ -260,8 +274,9 @@ template <host_communicator C>
 ///            of each rank. Memory: the manifest and 1 MiB; for device entries 16 MiB.
 /// Errors     usage_error: an entry is not in the checkpoint, or has another type or shape there; the checkpoint has one
 ///            that no rank asks for; ranks' own were saved by another number of ranks. damaged_error: there are
-///            checkpoints, and none is whole. In all of these no entry has changed. damaged_error or backend_error
-///            when files change or fail between being verified and being read: entries are then unspecified.
+///            checkpoints, and none is whole. backend_error with errno when a file cannot be read to be verified. In
+///            all of these no entry has changed. damaged_error or backend_error when files change or fail between being
+///            verified and being read: entries are then unspecified.
 template <host_communicator C, queue... Q>
 std::optional<loaded> load(C& comm, const std::string& folder, const load_options& how, const contents<Q>&... into) {
     const detail::folder place(folder);

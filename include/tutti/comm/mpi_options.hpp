@@ -36,7 +36,7 @@ struct mpi_options {
     /// lanes are refused.
     bool single_threaded = false;
     /// A directory that all ranks see: names who is missing while the root communicator is being made. Not needed
-    /// after.
+    /// after. Roots that a rank makes at the same time must differ in name or in ranks.
     std::string store_directory = default_store_directory();
     /// One MPI call moves at most this many bytes. Below 2^31, where MPI's int counts and some implementations end.
     std::size_t largest_call = std::size_t{1} << 30;

@@ -1,6 +1,6 @@
 // store: where ranks meet that have no communicator yet: values by key, who has arrived, who has failed.
 // Needs core/deadline. memory_store serves ranks that are threads, file_store ranks that share a directory.
-// A key is the name of the communicator being made: ranks may make theirs in different orders and numbers.
+// A key names the communicator being made: ranks may make theirs in different orders and numbers.
 #pragma once
 
 #include <algorithm>           // find, min

@@ -26,9 +26,9 @@ inline constexpr int first_call_tag = 2;
 struct mpi_activity {
     std::uint64_t id = 0;  ///< the same on all ranks, a function of how the communicator was made
     std::string name;
-    std::vector<int> members;         ///< by rank: the rank in the root communicator
-    std::uint64_t position = 0;       ///< collectives begun; guarded by the family's mutex, like the next two
-    std::string_view operation = {};  ///< of the last call
+    std::vector<int> members;    ///< by rank: the rank in the root communicator
+    std::uint64_t position = 0;  ///< collectives begun; guarded by the family's mutex, like the next two
+    std::string operation{};     ///< of the last call: a copy, as notes are answered while the call ends
     std::uint64_t sequence = 0;
     std::atomic<bool> busy{false};  ///< in that call
 };

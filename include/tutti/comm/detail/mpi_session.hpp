@@ -119,14 +119,11 @@ private:
     struct inquiring;
 };
 
-// Registers an inquiry for as long as it is alive.
+// Registers an inquiry for as long as it is alive: answers, which any thread of the family may hear, are read after.
 struct mpi_session::inquiring {
     mpi_family& family;
-    mpi_inquiry inquiry;
-    inquiring(mpi_family& f, std::vector<int> asked, std::uint64_t channel) : family(f) {
-        inquiry.asked = std::move(asked);
-        family.ask(inquiry, channel);
-    }
+    mpi_inquiry& inquiry;
+    inquiring(mpi_family& f, mpi_inquiry& q, std::uint64_t channel) : family(f), inquiry(q) { family.ask(q, channel); }
     inquiring(const inquiring&) = delete;
     inquiring& operator=(const inquiring&) = delete;
     ~inquiring() { family.forget(inquiry); }
@@ -138,20 +135,22 @@ struct mpi_session::inquiring {
 template <class Done> void mpi_session::explain_absence(Done done, const std::vector<int>* awaited) {
     const std::vector<int>& members = activity_.members;
     std::vector<int> ranks;
-    std::vector<int> asked;
+    mpi_inquiry query;
     for (std::size_t r = 0; r < members.size(); ++r) {
         const int rank = static_cast<int>(r);
         const bool open = awaited == nullptr || std::find(awaited->begin(), awaited->end(), rank) != awaited->end();
         if (rank == context_.rank || !open) { continue; }
         ranks.push_back(rank);
-        asked.push_back(members[r]);
+        query.asked.push_back(members[r]);
     }
-    inquiring query(family_, asked, activity_.id);
     const duration grace =
         std::clamp<duration>(family_.choice.timeout / 2, std::chrono::milliseconds(200), std::chrono::seconds(2));
     bool completed = false;
-    const auto enough = [&] { return (completed = done()) || family_.poisoned() || family_.answered(query.inquiry); };
-    static_cast<void>(poll_until(after(grace), enough, [&] { family_.poll(); }));
+    const auto enough = [&] { return (completed = done()) || family_.poisoned() || family_.answered(query); };
+    {
+        const inquiring asks(family_, query, activity_.id);
+        static_cast<void>(poll_until(after(grace), enough, [&] { family_.poll(); }));
+    }
     if (completed) { return; }
     // Another rank was first to find out, and has left: its text says who is missing, its silence does not mean it is.
     if (family_.poisoned()) { family_.raise(context_); }
@@ -160,7 +159,7 @@ template <class Done> void mpi_session::explain_absence(Done done, const std::ve
     std::string details;
     bool first_here = true;  // of the ranks that have arrived
     for (std::size_t i = 0; i < ranks.size(); ++i) {
-        const auto& reply = query.inquiry.replies[i];
+        const auto& reply = query.replies[i];
         const bool arrived = reply && reply->position >= activity_.position;
         if (arrived && ranks[i] < context_.rank) { first_here = false; }
         if (arrived && awaited == nullptr) { continue; }

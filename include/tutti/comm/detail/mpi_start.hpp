@@ -6,9 +6,11 @@
 #include <mpi.h>  // MPI
 
 #include <chrono>       // store looks
+#include <cstddef>      // size_t
 #include <cstdlib>      // getenv
 #include <exception>    // errors
 #include <memory>       // family
+#include <numeric>      // iota
 #include <optional>     // store
 #include <string>       // job id
 #include <string_view>  // texts
@@ -19,7 +21,9 @@
 #include <tutti/comm/detail/mpi_session.hpp>  // poll_until, end_job
 #include <tutti/comm/store.hpp>               // file_store
 #include <tutti/core/deadline.hpp>            // after
+#include <tutti/core/state.hpp>               // hash_bytes
 #include <tutti/core/text.hpp>                // formatted
+#include <tutti/core/view.hpp>                // bytes of ranks
 
 namespace tutti::comm::detail {
 
@@ -44,6 +48,26 @@ namespace tutti::comm::detail {
     return o;
 }
 
+/// Where the ranks of `comm` meet in a store: other ranks may be making a communicator of the same name at the same
+/// time.
+[[nodiscard]] inline std::string mpi_start_key(MPI_Comm comm, std::string_view name, const error_context& context) {
+    const auto succeed = [&](int code, std::string_view function) { expect_success(code, function, context); };
+    MPI_Group world = MPI_GROUP_NULL;
+    MPI_Group members = MPI_GROUP_NULL;
+    int size = 0;
+    succeed(MPI_Comm_group(MPI_COMM_WORLD, &world), "MPI_Comm_group");
+    succeed(MPI_Comm_group(comm, &members), "MPI_Comm_group");
+    succeed(MPI_Group_size(members, &size), "MPI_Group_size");
+    std::vector<int> ranks(static_cast<std::size_t>(size));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    std::vector<int> in_world(ranks.size());
+    succeed(MPI_Group_translate_ranks(members, size, ranks.data(), world, in_world.data()),
+            "MPI_Group_translate_ranks");
+    succeed(MPI_Group_free(&members), "MPI_Group_free");
+    succeed(MPI_Group_free(&world), "MPI_Group_free");
+    return formatted("{}-{:016x}", name, hash_bytes(as_bytes(view(in_world))));
+}
+
 class mpi_start {
     mpi_options choice_;
     MPI_Comm given_;
@@ -51,6 +75,7 @@ class mpi_start {
     int size_ = 0;
     bool multiple_ = false;
     std::optional<file_store> store_;
+    std::string key_;  // in the store
 
 public:
     mpi_start(MPI_Comm given, mpi_options o) : choice_(checked_options(std::move(o))), given_(given) {
@@ -78,21 +103,24 @@ public:
                    "a store directory is given, but the launcher names no job (PMIX_NAMESPACE, PMI_JOBID, "
                    "PMI_KVSNAME, SLURM_JOB_ID) that tells this run from an earlier one");
             store_.emplace(choice_.store_directory, job);
+            key_ = mpi_start_key(given_, choice_.name, context_);
         }
     }
 
     /// Duplicates the given communicator; it and its error handler stay as they are.
     [[nodiscard]] std::shared_ptr<mpi_family> run() {
         if (!store_) { return duplicate(); }
-        store_->arrive(choice_.name, context_.rank);
         std::shared_ptr<mpi_family> made;
         try {
+            store_->arrive(key_, context_.rank);
             made = duplicate();
         } catch (const std::exception& e) {
-            store_->fail(choice_.name, context_.rank, e.what());
+            try {
+                store_->fail(key_, context_.rank, e.what());
+            } catch (...) {}  // the others find out by their deadline; what failed first is what is said
             throw;
         }
-        store_->leave(choice_.name, context_.rank);
+        store_->leave(key_, context_.rank);
         return made;
     }
     [[nodiscard]] int size() const noexcept { return size_; }
@@ -114,7 +142,7 @@ private:
         const auto look_for_failures = [&] {
             if (!store_ || clock_type::now() < next_look) { return; }
             next_look = after(std::chrono::milliseconds(20));
-            if (const auto cause = store_->failure(choice_.name)) {
+            if (const auto cause = store_->failure(key_)) {
                 throw aborted_error(formatted("mpi: aborted: {}{}", *cause, where(context_)), context_);
             }
         };
@@ -132,9 +160,12 @@ private:
                       "known only with a store (TUTTI_STORE){}",
                       size_, waited, where(context_));
         if (store_) {
-            missing = store_->missing(choice_.name, size_);
-            text = formatted("mpi: rank {} did not come to make the communicator within {} s{}", list_of(missing),
-                             waited, where(context_));
+            missing = store_->missing(key_, size_);
+            text = missing.empty()
+                       ? formatted("mpi: all {} ranks came, but the communicator was not made within {} s{}", size_,
+                                   waited, where(context_))
+                       : formatted("mpi: rank {} did not come to make the communicator within {} s{}", list_of(missing),
+                                   waited, where(context_));
         }
         if (choice_.on_failure == failure_policy::throw_error) { throw timeout_error(text, missing, context_); }
         end_job_together(given_, text);
