@@ -100,7 +100,8 @@ public:
     [[nodiscard]] int size() const noexcept { return static_cast<int>(channel_->activity.members.size()); }
     [[nodiscard]] std::string_view name() const noexcept { return channel_->activity.name; }
     [[nodiscard]] host_queue queue() const noexcept { return channel_->queue; }
-    /// For MPI calls of the user's own, from the thread that uses this communicator; freed with it.
+    /// For MPI calls of the user's own, from the thread that uses this communicator; freed with it. Messages between
+    /// two ranks go on an MPI_Comm_dup of it: on itself their tags are the library's.
     [[nodiscard]] MPI_Comm native_handle() const noexcept { return channel_->comm; }
 
     [[nodiscard]] mpi duplicate(std::string_view name) {
