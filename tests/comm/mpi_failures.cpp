@@ -328,6 +328,28 @@ TEST_CASE("mpi: a call whose last message is just behind an abort completes") {
     }
 }
 
+TEST_CASE("mpi: a message of the user's with the tag of notes is not taken for one") {
+    constexpr std::size_t note = sizeof(comm::detail::mpi_note);
+    for (const std::size_t bytes : {std::size_t{64}, note, 2 * note}) {
+        const scenario together;
+        mpi world(throwing(20s));
+        const std::vector<char> message(bytes);
+        MPI_Request request = MPI_REQUEST_NULL;
+        if (world.rank() == 0) {
+            MPI_Isend(message.data(), static_cast<int>(bytes), MPI_BYTE, 1, comm::detail::note_tag,
+                      world.native_handle(), &request);
+        }
+        const outcome o = see([&] {
+            for (;;) { world.barrier(); }
+        });
+        CAPTURE(bytes);
+        CAPTURE(o.text);
+        CHECK(o.kind == outcome::aborted);
+        CHECK(contains(o.text, "barrier: aborted: a message with tag 1 that is not the library's came from rank 0"));
+        if (world.rank() == 0) { MPI_Request_free(&request); }
+    }
+}
+
 // dmlc/xgboost#11217: an exception on one rank leaves the others in the collective
 TEST_CASE("mpi: families fail apart") {
     const scenario together;

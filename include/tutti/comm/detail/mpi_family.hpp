@@ -192,12 +192,25 @@ private:
         for (;;) {
             int found = 0;
             MPI_Message handle = MPI_MESSAGE_NULL;
+            MPI_Status status;
+            int bytes = 0;
             mpi_note note;
-            int code = MPI_Improbe(MPI_ANY_SOURCE, note_tag, root_, &found, &handle, MPI_STATUS_IGNORE);
+            int code = MPI_Improbe(MPI_ANY_SOURCE, note_tag, root_, &found, &handle, &status);
             if (code == MPI_SUCCESS && found == 0) { return; }
-            if (code == MPI_SUCCESS) { code = MPI_Mrecv(&note, sizeof(note), MPI_BYTE, &handle, MPI_STATUS_IGNORE); }
+            if (code == MPI_SUCCESS) { code = MPI_Get_count(&status, MPI_BYTE, &bytes); }
+            const bool fits = bytes == static_cast<int>(sizeof(note));  // receiving another would be an error of MPI's
+            if (code == MPI_SUCCESS && fits) {
+                code = MPI_Mrecv(&note, sizeof(note), MPI_BYTE, &handle, MPI_STATUS_IGNORE);
+            }
             if (code != MPI_SUCCESS) {
                 mark(formatted("rank {} cannot hear the others: {}", rank_, mpi_text(code)), false);
+                return;
+            }
+            if (!fits || note.signature != mpi_note::own) {
+                mark(formatted("a message with tag {} that is not the library's came from rank {}; send your own on an "
+                               "MPI_Comm_dup of native_handle",
+                               note_tag, status.MPI_SOURCE),
+                     false);
                 return;
             }
             handle_note(note);
