@@ -174,7 +174,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
     };
     const job& b = best.how;
     // The values next to `at`, and, where those lie unevenly, the next that do not: each is `times` as many ranks.
-    const auto near = [&](std::vector<int> values, int at, int times) {
+    const auto neighbors = [&](std::vector<int> values, int at, int times) {
         std::vector<int> chosen = detail::next_to(values, at);
         std::erase_if(values, [&](int v) { return !on.lies_evenly(std::int64_t{v} * times, s.ranks); });
         for (const int v : detail::next_to(values, at)) {
@@ -183,7 +183,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         std::sort(chosen.begin(), chosen.end());
         return chosen;
     };
-    for (const int t : near(detail::tensor_ranks(m, s), b.tensor, b.sequence)) {
+    for (const int t : neighbors(detail::tensor_ranks(m, s), b.tensor, b.sequence)) {
         job j = b;
         j.tensor = t;
         j.sequence_parallel = b.tensor == 1 || b.sequence_parallel;
@@ -195,7 +195,7 @@ template <class T> [[nodiscard]] std::vector<T> next_to(const std::vector<T>& va
         j.pipeline = p;
         moved("pipeline", formatted("{}", p), j);
     }
-    for (const int q : near(detail::sequence_ranks(m, s, s.ranks), b.sequence, b.tensor)) {
+    for (const int q : neighbors(detail::sequence_ranks(m, s, s.ranks), b.sequence, b.tensor)) {
         job j = b;
         j.sequence = q;
         moved("sequence", formatted("{}", q), j);
