@@ -105,7 +105,7 @@ TEST_CASE("gradients that overflow on one rank alone: all skip, the scale halves
         s.attach(t.parameters);
         loss_scale scale({.initial = 1024, .interval = 100});
         const auto step = [&](bool overflows) {
-            s.begin({0, 1, 0, scale.value()});
+            s.begin({.loss_scale = scale.value()});
             const double too_large = overflows && w.rank() == 1 ? 1e6 : 1;  // 65504 is the largest float16
             test::backward(s, static_cast<std::uint64_t>(w.rank()), 1, scale.value() * too_large);
             const auto result = s.step({0.01, 1.0});
@@ -158,6 +158,43 @@ TEST_CASE("one scale a step, positive and finite") {
     });
 }
 
+TEST_CASE("one learning rate a step, if begin is told of it") {
+    toy<float> t;
+    threads::launch(1, [&](threads& w) {
+        strategy::data_parallel<threads, optimize::sgd> s(w.duplicate("training"));
+        s.attach(t.parameters);
+        const auto ready = [&] {
+            for (std::size_t i = 0; i < t.parameters.size(); ++i) { s.gradient_ready(i); }
+        };
+        const auto refusal = [](auto call) -> std::string {
+            try {
+                call();
+            } catch (const usage_error& e) { return e.what(); }
+            return {};
+        };
+        s.begin({0, 2});
+        ready();
+        s.begin({1, 2, 0.5});
+        ready();
+        expect(refusal([&] { s.step({.learning_rate = 0.25}); }) ==
+                   "step: learning rate is 0.25, but begin was told 0.5",
+               "another rate than begin's was taken");
+        s.step({.learning_rate = 0.5});  // what was refused changed nothing
+        s.begin({0, 2, 0.25});
+        ready();
+        expect(refusal([&] {
+                   s.begin({1, 2, 0.5});
+               }) == "begin: learning rate is 0.5, but begin was told 0.25",
+               "two rates were taken");
+        s.begin({1, 2});
+        ready();
+        s.step({.learning_rate = 0.25});
+        s.begin({0, 1});
+        ready();
+        s.step({.learning_rate = 1});
+    });
+}
+
 // Two ranks have a part of a model each, twice: only the norm of both parts, over `all`, says whether a step is sound.
 template <class S> void expect_parts_to_skip_together(threads& world, S s, threads& all) {
     toy<float> t;
@@ -179,7 +216,7 @@ template <class S> void expect_parts_to_skip_together(threads& world, S s, threa
     };
     for (int step = 0; step < 4; ++step) {
         const auto before = saved();
-        s.begin({0, 1, 0, scale.value()});
+        s.begin({.loss_scale = scale.value()});
         const bool overflows = step == 2 && world.rank() == 3;
         test::backward(s, static_cast<std::uint64_t>(world.rank() + 4 * step), 1,
                        overflows ? std::numeric_limits<double>::infinity() : scale.value());

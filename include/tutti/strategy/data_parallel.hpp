@@ -245,7 +245,7 @@ private:
     /// One update, which writes the values too if views of them are given.
     template <class Change> step_result advance(hyper h, std::span<const view<T, M>> values, Change change) {
         detail::expect_valid(h);
-        order_.step();
+        order_.step(h.learning_rate);
         for (const auto& t : in_flight_) { t.wait(queue_); }
         const std::optional<double> norm = detail::changed(change, gradients_.flat());
         const view<const T, M> gradients = gradients_.flat();

@@ -20,7 +20,8 @@ namespace tutti::strategy {
 struct micro_batch {
     int index = 0;
     int count = 1;
-    /// Of the step it belongs to, if that is known already. Feedback of errors may be scaled by its change.
+    /// Of the step it belongs to, if that is known already; step must be given the same. Feedback of errors may be
+    /// scaled by its change.
     double learning_rate = std::numeric_limits<double>::quiet_NaN();
     double loss_scale = 1;  ///< what the trainer multiplied the loss by besides 1 / count; one for the whole step
 };

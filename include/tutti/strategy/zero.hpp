@@ -233,7 +233,7 @@ public:
         detail::expect_valid(h);
         order_.expect_attached("step");
         values_->expect_unused("step");
-        order_.step();
+        order_.step(h.learning_rate);
         values_->end_pass(queue_);
         values_->settle(queue_);
         gradients_->shard().wait_all(queue_);

@@ -7,6 +7,7 @@
 #include <concepts>     // invocable
 #include <cstddef>      // size_t
 #include <cstdint>      // flags
+#include <limits>       // a rate not told
 #include <string>       // names
 #include <string_view>  // operations
 #include <utility>      // move, exchange
@@ -74,8 +75,11 @@ public:
 /// Cost    a few comparisons a call; begin clears one byte a parameter.
 /// Errors  usage_error naming the parameters and the micro-batch.
 class micro_batch_order {
+    static constexpr double unknown = std::numeric_limits<double>::quiet_NaN();
+
     lifecycle life_;
     micro_batch now_{-1, 0};
+    double rate_ = unknown;  // of the step that has begun
     std::vector<std::string> names_;
     std::vector<std::uint8_t> ready_;
     std::size_t ready_count_ = 0;
@@ -120,6 +124,9 @@ public:
             throw usage_error(formatted("begin: micro-batch {} of {} has loss scale {}, those before it {}", m.index,
                                         m.count, m.loss_scale, now_.loss_scale));
         }
+        const double before = next == 0 ? unknown : rate_;
+        expect_same_rate("begin", m.learning_rate, before);
+        rate_ = std::isnan(before) ? m.learning_rate : before;
         now_ = m;
         life_.begin();
         ready_.assign(ready_.size(), 0);
@@ -152,13 +159,15 @@ public:
     }
     [[nodiscard]] bool first() const noexcept { return now_.index == 0; }
     [[nodiscard]] bool last() const noexcept { return now_.index + 1 == now_.count; }
-    void step() {
+    /// `rate` is the step's: what its micro-batches were told of it, if they were, must be the same.
+    void step(double rate) {
         life_.expect_running("step");
         if (!life_.in_step()) { throw usage_error("step: no micro-batch has begun"); }
         if (!last()) {
             throw usage_error(formatted("step: micro-batch {} of {} was the last one begun", now_.index, now_.count));
         }
         expect_all_ready("step");
+        expect_same_rate("step", rate, rate_);
         life_.step();
     }
     void finish() {
@@ -168,6 +177,11 @@ public:
     }
 
 private:
+    // Feedback was scaled by what begin was told.
+    static void expect_same_rate(std::string_view operation, double rate, double told) {
+        if (std::isnan(rate) || std::isnan(told) || rate == told) { return; }
+        throw usage_error(formatted("{}: learning rate is {}, but begin was told {}", operation, rate, told));
+    }
     void expect_all_ready(std::string_view operation) const {
         if (ready_count_ == ready_.size()) { return; }
         constexpr std::size_t shown = 8;
