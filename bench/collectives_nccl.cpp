@@ -279,6 +279,9 @@ int run(int argc, char** argv) {
     s.common.max_bytes = std::size_t{1} << 30;
     s.common.factor = 4;
     bench::add_options(app, s.common, true);
+    for (const char* not_here : {"--bind", "--no-baselines", "--blocking", "--min-roofline"}) {
+        app.remove_option(app.get_option(not_here));
+    }
     app.add_option("--repetitions", s.repetitions, "pairs of measurements of a row")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();

@@ -16,7 +16,6 @@ earlier report: nothing is run, and its points are predicted anew. --save-machin
 plan_a_job --machine.
 """
 import argparse
-import datetime
 import itertools
 import json
 import math
@@ -32,7 +31,7 @@ import time
 from xml.sax.saxutils import escape
 
 from transformer_gpus import finish, start  # beside this file
-from transformer_peers import CONTEXT, Failure, find_programs, random_tokens, spoken, write_report
+from transformer_peers import CONTEXT, Failure, environment, find_programs, random_tokens, spoken, write_report
 
 SCHEDULES = {"gpipe": "gpipe", "1f1b": "1f1b", "interleaved": "interleaved", "zero_bubble": "zb-h1",
              "zero_bubble_v": "zb-v", "dual_pipe": "dualpipe"}  # the planner's names and the trainer's
@@ -310,10 +309,10 @@ def compare(o, folder):
     if o.picture:
         with open(o.picture, "w", encoding="utf-8") as file:
             file.write(svg_of(o, rows, answer["machine"]["memory_bytes"] / GIB))
-    return {"bench": "plan_versus_measured", "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
+    return {"bench": "plan_versus_measured", "command": spoken(sys.argv),
             "model": o.model, "seed": o.seed, "share": o.share, "margin": o.margin, "machine": answer["machine"],
             "summary": summary, "points": everything,
-            "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+            "environment": environment()}
 
 
 def print_table(rows, summary, machine):

@@ -4,7 +4,6 @@ What the *_quality.py programs share: a plan maps the name of each kind of run t
 is run once a seed, and what the report has already is not run again.
 """
 import concurrent.futures
-import datetime
 import itertools
 import json
 import os
@@ -13,6 +12,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+
+from transformer_peers import environment, spoken  # beside this file
 
 
 class Failure(Exception):
@@ -123,8 +124,7 @@ def main(o, name, plan, conclude):
             if o.only and not plan.keys() >= set(o.only):
                 raise Failure(f"--only: no kind of runs is called {' or '.join(set(o.only) - plan.keys())}; there are: "
                               + ", ".join(plan))
-            now = datetime.datetime.now(datetime.timezone.utc)
-            report["environment"] = {"date": now.strftime("%Y-%m-%dT%H:%M:%SZ"), "command": " ".join(sys.argv)}
+            report["environment"] = {**environment(), "command": spoken(sys.argv)}
             run_all(o, report, plan)
         conclude(report)
         keep(o, report)

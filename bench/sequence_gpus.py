@@ -12,14 +12,12 @@ Settings, one after the other, each a table; PyTorch is left out without --torch
 What is behind -- goes to tutti's program, as in -- --batch one. Needs nvidia-smi.
 """
 import argparse
-import datetime
 import json
-import os
 import sys
 import tempfile
 
 from transformer_gpus import MANY_SOCKETS, card_of, finish, start, write_measured  # beside this file
-from transformer_peers import spoken
+from transformer_peers import environment, spoken
 
 
 def tutti(o, folder, environment, nodes, gpus):
@@ -74,9 +72,9 @@ def measure(o, folder):
         if o.torch:
             tables[title]["PyTorch"] = torch(o, environment, nodes, o.gpus)
             print_table(f"PyTorch, {title}", tables[title]["PyTorch"])
-    return {"bench": "sequence_gpus", "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
+    return {"bench": "sequence_gpus", "command": spoken(sys.argv),
             "device": card, "gpus": o.gpus, "nodes": o.nodes, "tables": tables,
-            "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+            "environment": environment()}
 
 
 def main():

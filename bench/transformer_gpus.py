@@ -17,7 +17,6 @@ whole rounds, in five times as many steps.
 Needs nvidia-smi, and mpirun (Open MPI) for the settings over sockets. Traces become pictures by `./dev timeline`.
 """
 import argparse
-import datetime
 import json
 import os
 import pathlib
@@ -27,8 +26,8 @@ import subprocess
 import sys
 import tempfile
 
-from transformer_peers import (CONTEXT, PARAMETERS, Failure, find_programs, random_tokens, spoken,  # beside this file
-                               write_report)
+from transformer_peers import (CONTEXT, PARAMETERS, Failure, environment, find_programs, random_tokens,  # beside this
+                               spoken, write_report)
 
 MANY_SOCKETS = {"NCCL_SOCKET_NTHREADS": "4", "NCCL_NSOCKS_PERTHREAD": "4"}
 ONLY_SOCKETS = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}
@@ -210,10 +209,10 @@ def measure(o, folder):
                 pathlib.Path(o.traces).mkdir(parents=True, exist_ok=True)
                 kept = "_".join(f"{next(t for t, r in tables.items() if r is rows)} {name}".replace(",", "").split())
                 os.replace(trace, os.path.join(o.traces, kept + ".json"))
-    return {"bench": "transformer_gpus", "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
+    return {"bench": "transformer_gpus", "command": spoken(sys.argv),
             "device": card, "gpus": o.gpus, "nodes": o.nodes, "batch_per_gpu": o.batch, "steps": o.steps,
             "tables": tables,
-            "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+            "environment": environment()}
 
 
 def main():

@@ -10,16 +10,15 @@ for more memory than there is it must stop, not go on in the host's.
       --gpus 2 -J result.json
 """
 import argparse
-import datetime
 import json
 import os
 import shlex
 import statistics
-import subprocess
+import sys
 import tempfile
 
 from transformer_gpus import card_of, finish, start, write_measured  # beside this file
-from transformer_peers import CONTEXT, Failure, LlmC, find_programs, random_tokens, spoken, summary
+from transformer_peers import CONTEXT, Failure, LlmC, environment, find_programs, random_tokens, spoken, summary
 
 DEPTHS = {"gpt2-124m": 12, "gpt2-350m": 24, "gpt2-774m": 36, "gpt2-1558m": 48}
 
@@ -110,9 +109,9 @@ def measure(o, folder):
         print(f"{name:<28} {entry['step_milliseconds']['median']:>10.1f} {speed:>10.0f}"
               f" {format(of_peak * speed, '8.3f') if of_peak else '-':>8}"
               f" {format(ratio['median'], '14.3f') if ratio else '-':>14} {format(peak / 1e9, '8.1f') if peak else '-':>8}")
-    return {"bench": "transformer_large", "device": card, "gpus": o.gpus, "model": o.model, "batch_per_gpu": o.batch,
+    return {"bench": "transformer_large", "command": spoken(sys.argv), "device": card, "gpus": o.gpus, "model": o.model, "batch_per_gpu": o.batch,
             "micro_batch": o.micro_batch, "warmup": o.warmup, "steps": o.steps, "programs": programs, "note": o.note,
-            "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")}}
+            "environment": environment()}
 
 
 def main():

@@ -132,7 +132,17 @@ def summary(values):
 
 def spoken(words):
     """A command line without the folders of one machine."""
-    return shlex.join(os.path.basename(word) if os.path.isabs(word) else word for word in words)
+    def of_machine(word):
+        return os.path.isabs(word) or ("/" in word and os.path.exists(word))
+    return shlex.join(os.path.basename(word) if of_machine(word) else word for word in words)
+
+
+def environment():
+    """When a report was made, and of which commit."""
+    described = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12", "--match="],
+                               cwd=os.path.dirname(os.path.abspath(__file__)), capture_output=True, text=True)
+    return {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "commit": described.stdout.strip() or "unknown"}
 
 
 def describe(name, program, runs, o, ours):
@@ -226,7 +236,7 @@ def measure(o, folder):
     print_table(entries, peak)
     return {
         "bench": "transformer_peers",
-        "command": spoken([os.path.basename(sys.argv[0])] + sys.argv[1:]),
+        "command": spoken(sys.argv),
         "device": name,
         "configuration": {"vocabulary": VOCABULARY, "layers": LAYERS, "heads": HEADS, "width": WIDTH,
                           "context": CONTEXT, "batch": o.batch, "precision": "bf16"},
@@ -236,8 +246,7 @@ def measure(o, folder):
         "steps": o.steps,
         "programs": entries,
         "note": o.note,
-        "environment": {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-                        "driver": driver, "card_before": before, "card_after": card.state()},
+        "environment": {**environment(), "driver": driver, "card_before": before, "card_after": card.state()},
     }
 
 

@@ -30,12 +30,18 @@ namespace zeroth_bench {
 double now() { return seconds(clock_type::now().time_since_epoch()); }
 void settle(const cuda_queue& q) { q.record().wait_host(after(default_timeout())); }
 // Seconds of each of `count` calls, the host waiting once.
-template <class Enqueue> double each_of(const cuda_queue& q, int count, Enqueue enqueue) {
+// `other`: a second queue, if the work is on two.
+template <class Enqueue>
+double each_of(const cuda_queue& q, int count, Enqueue enqueue, const cuda_queue* other = nullptr) {
+    const auto settle_all = [&] {
+        settle(q);
+        if (other != nullptr) { settle(*other); }
+    };
     enqueue();
-    settle(q);
+    settle_all();
     const double begin = now();
     for (int i = 0; i < count; ++i) { enqueue(); }
-    settle(q);
+    settle_all();
     return (now() - begin) / count;
 }
 
@@ -72,11 +78,11 @@ alone measure_alone(const shape& s, std::size_t tokens, zeroth::distribution kin
         settle(q);
         const auto up = [&] { upload(q, view<const number, pinned_memory>(from.view()), a.view()); };
         t.up = each_of(q, 8, up);
-        t.duplex = each_of(q, 8, [&] {
+        const auto both = [&] {
             up();
             download(other, b.view(), to.view());
-        });
-        settle(other);
+        };
+        t.duplex = each_of(q, 8, both, &other);
         fill_normal(q, a.view(), random_stream{.seed = 2}, 0.02f);
     }
     t.products = 2 * each_of(q, 10, [&] { model.multiply_block(a.data()); });

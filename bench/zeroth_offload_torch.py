@@ -21,6 +21,8 @@ import types
 
 import torch
 
+from transformer_peers import spoken  # beside this file
+
 MODELS = {"opt-1.3b": "opt_1_3b", "opt-6.7b": "opt_6_7b", "opt-13b": "opt_13b"}
 
 
@@ -124,7 +126,7 @@ def main():
             print(f"{model}: tutti {row['bits']} bits, {row['directions']}, {row['slots']} slots, every "
                   f"{row['write_back_every']}: {row['tokens_per_s']:.0f} tokens/s ({row['tokens_over_zo2']:.2f} x), "
                   f"{row['peak_device_gib']:.2f} GiB", flush=True)
-    report = {"bench": "zeroth_offload_torch", "command": " ".join(sys.argv), "environment": environment,
+    report = {"bench": "zeroth_offload_torch", "command": spoken(sys.argv), "environment": environment,
               "card": torch.cuda.get_device_name(), "torch": torch.__version__, "tokens": o.tokens, "steps": o.steps,
               "rows": rows}
     text = json.dumps(report, indent=1)

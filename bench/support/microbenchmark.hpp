@@ -4,6 +4,7 @@
 
 #include <algorithm>   // min_element
 #include <chrono>      // steady_clock
+#include <filesystem>  // the name of a program
 #include <functional>  // barriers
 #include <string>      // arguments
 #include <vector>      // arguments
@@ -66,6 +67,9 @@ inline int run_microbenchmarks(int argc, char** argv) {
     for (const auto& [key, value] : about.items()) {
         benchmark::AddCustomContext(key, value.is_string() ? value.get<std::string>() : value.dump());
     }
+    std::string command = std::filesystem::path(argv[0]).filename().string();
+    for (int i = 1; i < argc; ++i) { command += std::string(" ") + argv[i]; }
+    benchmark::AddCustomContext("command", command);
     for (const std::string& w : environment_warnings(1)) { benchmark::AddCustomContext("warning", w); }
     benchmark::RunSpecifiedBenchmarks();
     benchmark::Shutdown();
