@@ -1,5 +1,5 @@
-# conan create, with a consumer as its test package. Conan comes from PyPI into a virtual environment; fmt comes from
-# the system, so that no remote is asked for anything.
+# conan create, with a consumer as its test package. Conan comes from PyPI into a virtual environment; fmt is a package
+# that stands for the system's, so that no remote is asked for anything.
 include(${CMAKE_CURRENT_LIST_DIR}/steps.cmake)
 
 find_program(PYTHON python3 REQUIRED)
@@ -19,21 +19,23 @@ if(missing)
   endif()
 endif()
 
-# The version that the system's fmt has, as the compiler sees it.
-file(WRITE ${WORK}/fmt.cpp "#include <fmt/core.h>\nversion=FMT_VERSION\n")
-step(${CXX} -E -P ${WORK}/fmt.cpp)
-string(REGEX MATCH "version=([0-9]+)" matched "${output}")
-math(EXPR fmt_major "${CMAKE_MATCH_1} / 10000")
-math(EXPR fmt_minor "${CMAKE_MATCH_1} / 100 % 100")
-math(EXPR fmt_patch "${CMAKE_MATCH_1} % 100")
-
 set(ENV{CONAN_HOME} ${WORK}/home)
 step(${conan} profile detect --name tutti)
-file(APPEND ${WORK}/home/profiles/tutti "
-[platform_requires]
-fmt/${fmt_major}.${fmt_minor}.${fmt_patch}
-")
 step(${conan} remote disable "*")
+# The system's fmt as a package of the version that Conan would take, the newest that the recipe allows.
+file(WRITE ${WORK}/fmt/conanfile.py "
+from conan import ConanFile
+
+class Fmt(ConanFile):
+    name = 'fmt'
+    version = '12.1.0'
+
+    def package_info(self):
+        self.cpp_info.includedirs = []
+        self.cpp_info.system_libs = ['fmt']
+        self.cpp_info.defines = ['FMT_SHARED']
+")
+step(${conan} create ${WORK}/fmt --profile:all tutti)
 
 # Everything stays below the work folder: the build of the test package, and no presets beside the sources.
 step(${conan} create ${SOURCE} --profile:all tutti --settings:all compiler.cppstd=20
@@ -41,6 +43,12 @@ step(${conan} create ${SOURCE} --profile:all tutti --settings:all compiler.cppst
   -c tools.cmake.cmaketoolchain:user_presets=
   -c tools.cmake.cmake_layout:test_folder=${WORK}/test)
 expect_output("tutti/${VERSION}")
+# Both tutti and its consumer found that package, not the system's.
+string(REGEX MATCHALL "Target declared 'fmt::fmt'" found "${output}")
+list(LENGTH found count)
+if(NOT count EQUAL 2)
+  message(FATAL_ERROR "Conan's fmt was found ${count} times, not twice:\n${output}")
+endif()
 expect_output("tutti ${VERSION} from its Conan package: 3 ranks")
 
 # Header-only: another build type is the same package, found without building.
