@@ -107,20 +107,23 @@ TEST_CASE("a dropped device ticket waits, unless a consumer's queue took the wor
     device main{};
     stream_queue q = main.queue();
     lane l(main.duplicate("lane"));
-    std::atomic<bool> done{false};
-    const auto slow = [&done](device& c) {
-        c.queue().enqueue([&done] {
-            std::this_thread::sleep_for(20ms);
-            done = true;
-        });
+    std::atomic<bool> go{false}, done{false};
+    const auto until_go = [&](duration at_most) {
+        return [&, at_most](device& c) {
+            c.queue().enqueue([&, limit = after(at_most)] {
+                while (!go && clock_type::now() < limit) { std::this_thread::sleep_for(1ms); }
+                done = true;
+            });
+        };
     };
-    { auto t = l.submit("slow", slow); }
+    { auto t = l.submit("slow", until_go(20ms)); }
     CHECK(done.exchange(false));
     {
-        auto t = l.submit("slow", slow);
+        auto t = l.submit("slow", until_go(10s));
         t.wait(q);
     }
     CHECK_FALSE(done);
+    go = true;
     q.record().wait_host(after(10s));
     CHECK(done);
 }

@@ -3,9 +3,10 @@
 // Needs doctest, core/deadline.
 #pragma once
 
-#include <chrono>     // timeouts
-#include <exception>  // failed attempts
-#include <string>     // why they failed
+#include <chrono>            // timeouts
+#include <exception>         // failed attempts
+#include <initializer_list>  // timeouts
+#include <string>            // why they failed
 
 #include <doctest/doctest.h>
 
@@ -13,12 +14,14 @@
 
 namespace tutti::test {
 
-/// attempt(timeout), with 0.3 s, then 1.5 s and 6 s, until one does not throw; what it waits for besides must be in
+/// attempt(timeout), with one timeout after the other until one does not throw; what it waits for besides must be in
 /// proportion to the timeout. A library that is wrong fails at each.
-template <class Attempt> void with_growing_timeouts(Attempt attempt) {
-    using std::chrono::milliseconds;
+template <class Attempt>
+void with_growing_timeouts(Attempt attempt, std::initializer_list<duration> timeouts = {
+                                                std::chrono::milliseconds(300), std::chrono::milliseconds(1500),
+                                                std::chrono::milliseconds(6000)}) {
     std::string failures;
-    for (const duration timeout : {milliseconds(300), milliseconds(1500), milliseconds(6000)}) {
+    for (const duration timeout : timeouts) {
         try {
             attempt(timeout);
             return;
