@@ -105,8 +105,9 @@ template <class Device, class World>
     std::vector<batch> micro_batches;
     const auto queue = net.queue();
     clock::duration passing{}, waiting{};
+    const bool meets_outside_lanes = Q::executes_inline && (o.pp > 1 || o.tp > 1);  // else `waiting` is the host's own
     const auto exposed = [&] {
-        const double outside_lanes = Q::executes_inline ? std::chrono::duration<double>(waiting).count() : 0.0;
+        const double outside_lanes = meets_outside_lanes ? std::chrono::duration<double>(waiting).count() : 0.0;
         return outside_lanes + detail::exposed_in_steps(trace, world.rank());
     };
     net.time_passes_by([&](const char* name, const std::function<void()>& pass) {

@@ -1,14 +1,14 @@
 // What the README shows of strategies and checkpoints, word for word (readme.py compares), compiled and run on threads.
-#include <cmath>       // sin
-#include <cstdint>     // random state
-#include <filesystem>  // checkpoints
-#include <stdexcept>   // failures of ranks
-#include <string>      // names
-#include <utility>     // move
-#include <vector>      // tensors
+#include <cmath>      // sin
+#include <cstdint>    // random state
+#include <stdexcept>  // failures of ranks
+#include <string>     // names
+#include <utility>    // move
+#include <vector>     // tensors
 
 #include <doctest/doctest.h>
 
+#include <support/scratch_folder.hpp>  // checkpoints
 #include <tutti/checkpoint/checkpoint.hpp>
 #include <tutti/checkpoint/safetensors.hpp>
 #include <tutti/compress/compress.hpp>
@@ -117,8 +117,8 @@ TEST_CASE("compressed gradients, at one level and at chosen ones") {
 }
 
 TEST_CASE("a checkpoint comes back, and weights go to other programs") {
-    const std::string folder = (std::filesystem::temp_directory_path() / "tutti_readme_checkpoints").string();
-    std::filesystem::remove_all(folder);
+    const test::scratch_folder own;
+    const std::string folder = own.path().string();
     for (const std::uint64_t expected : {0u, 7u}) {
         comm::threads::launch(2, [&](comm::threads& world) {
             quadratic model;
@@ -149,7 +149,6 @@ TEST_CASE("a checkpoint comes back, and weights go to other programs") {
     const checkpoint::safetensors_file file(path);
     file.read("wte.weight", view<float>(again));  // from F32, F16, BF16 or F64
     CHECK(again == table);
-    std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
 // Before the rounds of a local-update strategy: synchronous steps, and the rounds that choose the period.
 #include <doctest/doctest.h>  // checks
 
-#include <algorithm>  // copy, min
+#include <algorithm>  // any_of, copy, min, min_element
 #include <chrono>     // pauses
 #include <cstddef>    // bytes
 #include <cstdint>    // samples
-#include <limits>     // infinity
+#include <set>        // periods
 #include <string>     // texts
 #include <thread>     // pauses
 #include <utility>    // move
@@ -311,14 +311,14 @@ TEST_CASE("an automatic period is chosen behind three rounds, the same on all ra
     constexpr int n = 2;
     for (const int delay : {0, 1}) {
         // 1804 bytes at 10 kB/s: 180 ms a mean, against steps of microseconds. Then 45 ms a mean, and steps of 40 ms on
-        // the first rank: the other comes 80 ms early and waits, so that the means differ. What is in flight when the
-        // period is chosen is still so when it is judged here.
+        // the first rank: the other comes 80 ms early and waits, so that the means differ.
         for (const int pause : {0, 40}) {
             const char* const network = pause == 0 ? "10KB" : "40KB";
             CAPTURE(delay);
             CAPTURE(pause);
             std::vector<std::size_t> periods(n);
-            std::vector<double> steps(n), means(n);
+            std::vector<double> steps(n);
+            std::vector<std::vector<double>> means(n);
             schedule::timeline trace;
             threads::launch(n, [&](threads& world) {
                 const auto me = std::size_t(world.rank());
@@ -338,26 +338,35 @@ TEST_CASE("an automatic period is chosen behind three rounds, the same on all ra
                     if (k < 6) { CHECK(s.period() == 2); }
                     if (k == 6) {  // a synchronous step and three rounds of two
                         periods[me] = s.period();
-                        steps[me] = schedule::overlap_of(trace, world.rank(),
-                                                         {.period = 2, .skip = 1, .lane = "world/across/rounds"})
-                                        .step;
-                        double least = std::numeric_limits<double>::infinity();
+                        steps[me] = s.overlap().step;  // as it was measured then
+                        const auto made = trace.steps(world.rank());
+                        CHECK(std::any_of(made.begin() + 1, made.end(),
+                                          [&](const auto& step) { return step.seconds == steps[me]; }));
                         for (const auto& span : trace.spans(world.rank())) {
                             if (span.kind == schedule::span_kind::communication && span.name.starts_with("mean of ") &&
                                 span.name != "mean of gradients") {
-                                least = std::min(least, seconds(span.end - span.begin));
+                                means[me].push_back(seconds(span.end - span.begin));
                             }
                         }
-                        means[me] = least;
                     }
                 }
                 CHECK(s.period() == periods[me]);  // once
                 s.finish();
             });
             CHECK(periods[0] == periods[1]);
-            const double step = steps[0] / 2 + steps[1] / 2;
-            CHECK(periods[0] == std::min<std::size_t>(500, schedule::shortest_period(step, std::min(means[0], means[1]),
-                                                                                     0.1, delay == 1)));
+            CHECK(steps[0] >= 1e-3 * pause);
+            // The last mean may have been in flight when the period was chosen, and have ended until this was looked at.
+            std::set<std::size_t> possible;
+            for (std::size_t a = 3 - std::size_t(delay); a <= means[0].size(); ++a) {
+                for (std::size_t b = 3 - std::size_t(delay); b <= means[1].size(); ++b) {
+                    const auto least = [&](std::size_t r, std::size_t count) {
+                        return *std::min_element(means[r].begin(), means[r].begin() + std::ptrdiff_t(count));
+                    };
+                    const double step = steps[0] / 2 + steps[1] / 2, mean = std::min(least(0, a), least(1, b));
+                    possible.insert(std::min<std::size_t>(500, schedule::shortest_period(step, mean, 0.1, delay == 1)));
+                }
+            }
+            CHECK(possible.contains(periods[0]));
         }
     }
 }
@@ -366,9 +375,9 @@ TEST_CASE("an automatic period without a trace, cut to the most; it is part of t
     constexpr int n = 2;
     using slow = comm::shaped<threads>;
     const auto make = [](threads& world, std::size_t most) {
-        local_update_rule rule = co2_method{.period = 2}.rule();
-        rule.automatic = automatic_period{.most = most};
-        return engine<sgd, slow>(slow(world.duplicate("across"), comm::shaped_network::parse("20KB")),
+        local_update_rule rule = co2_method{.period = 2, .delay = 0}.rule();
+        rule.automatic = automatic_period{.exposed_share = 1e-6, .most = most};  // a mean's time is 10^6 steps and more
+        return engine<sgd, slow>(slow(world.duplicate("across"), comm::shaped_network::parse("2MB")),
                                  local<sgd>(self{}), rule);
     };
     threads::launch(n, [&](threads& world) {
@@ -376,7 +385,7 @@ TEST_CASE("an automatic period without a trace, cut to the most; it is part of t
         auto s = make(world, 3);
         s.attach(t.parameters);
         train(s, world.rank(), n, {.steps = 6, .batch = n});
-        REQUIRE(s.period() == 3);  // 90 ms a mean, and steps of microseconds
+        REQUIRE(s.period() == 3);  // 0.9 ms a mean, and no step of minutes
         CHECK(s.rounds() == 3);
         train(s, world.rank(), n, {.steps = 2, .batch = n, .first_step = 6});
         CHECK(s.rounds() == 3);

@@ -222,13 +222,16 @@ TEST_CASE("overlap of a timeline: the longest of uploads, computation and offloa
         add("off", "offload", span_kind::communication, step + 45, step + 65);
         add("off", "save", span_kind::communication, step + 65, step + 66);
     }
+    // Of what begins before the second step or ends behind the last, the rest does not count.
+    add("up", "upload", span_kind::communication, 95, 105);
+    add("up", "upload", span_kind::communication, 295, 325);
     const auto of = zeroth::overlap_of(trace, 0);
     CHECK(of.steps == 2);
     CHECK(of.step == doctest::Approx(0.1));
-    CHECK(of.upload == doctest::Approx(0.09));
+    CHECK(of.upload == doctest::Approx(0.095));
     CHECK(of.compute == doctest::Approx(0.035));
     CHECK(of.offload == doctest::Approx(0.02));
-    CHECK(of.efficiency() == doctest::Approx(0.9));
+    CHECK(of.efficiency() == doctest::Approx(0.95));
     CHECK(of.exposed() == doctest::Approx(0.065));
 }
 

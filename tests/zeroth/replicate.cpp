@@ -263,7 +263,7 @@ template <class Error, class Forward> void expect_ended(Forward forward, double 
         }
         expect(right, "rank {} ended by: {}", world.rank(), found);
     };
-    CHECK_NOTHROW(threads::launch(2, on_rank, {.timeout = std::chrono::seconds(5)}));
+    CHECK_NOTHROW(threads::launch(2, on_rank, {.timeout = std::chrono::seconds(60)}));
 }
 
 }  // namespace

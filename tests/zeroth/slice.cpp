@@ -176,14 +176,17 @@ TEST_CASE("the fastest gather is the same on all ranks, and gives the bits of an
                 };
             };
             const auto gather = zeroth::fastest_gather(world, 5000, late(0), zeroth::gather_by_messages(), late(n - 1));
-            expect(gather.chosen() == 1, "a slow one was chosen");
+            const auto expect_fastest = [](const auto& of) {
+                expect(of.times()[of.chosen()] == *std::min_element(of.times().begin(), of.times().end()), "not it");
+            };
+            expect_fastest(gather);
             expect(gather.times()[0] >= 0.02 && gather.times()[2] >= 0.02, "times are not the slowest rank's");
             const auto copies = zeroth::gather_by_copies<host_queue>::over(world);
             expect(copies.available(), "threads of one process");
             const auto any = zeroth::fastest_gather(world, 5000, zeroth::gather_collectively(),
                                                     zeroth::gather_by_messages(), copies);
             chosen[rank] = any.chosen();
-            expect(any.times()[any.chosen()] == *std::min_element(any.times().begin(), any.times().end()), "not it");
+            expect_fastest(any);
             const auto expect_gathers = [&](const auto& way) {
                 std::vector<int> all(static_cast<std::size_t>(3 * n), -1);
                 for (std::size_t i = 0; i < 3; ++i) { all[3 * rank + i] = static_cast<int>(10 * rank + i); }

@@ -2,7 +2,7 @@
 // Needs schedule/timeline.
 #pragma once
 
-#include <algorithm>  // max
+#include <algorithm>  // max, min
 #include <cstddef>    // size_t
 
 #include <tutti/core/deadline.hpp>      // seconds
@@ -27,8 +27,8 @@ struct transfer_overlap {
     [[nodiscard]] double exposed() const noexcept { return std::max(0.0, step - compute); }
 };
 
-/// Of all steps but the first `skip`. A span belongs to the step during which it ends: uploads for the next step that
-/// end in this one are this one's, as those before were the last one's.
+/// Of all steps but the first `skip`. Of a span counts what lies within them: transfers may begin in the step before, and
+/// end in the one behind.
 [[nodiscard]] inline transfer_overlap overlap_of(const schedule::timeline& trace, int rank, std::size_t skip = 1) {
     transfer_overlap all;
     const auto steps = trace.steps(rank);
@@ -36,8 +36,7 @@ struct transfer_overlap {
     const deadline begin = steps[skip].begin;
     const deadline end = steps.back().end;
     for (const schedule::timed_span& s : trace.spans(rank)) {
-        if (s.end <= begin || s.end > end) { continue; }
-        const double length = seconds(s.end - s.begin);
+        const double length = std::max(0.0, seconds(std::min(s.end, end) - std::max(s.begin, begin)));
         if (s.kind == schedule::span_kind::communication) {
             all.upload += s.name == "upload" || s.name == "load" ? length : 0;
             all.offload += s.name == "offload" ? length : 0;
