@@ -281,11 +281,12 @@ TEST_CASE("the progress line shows what the report will say: waiting in steps al
                 "--checkpoint kept");
     REQUIRE(rounds.code == 0);
     CHECK(last_shown(rounds, "exposed") == 0);
-    // Ranks with parts wait for one another in their passes.
+    // Ranks with parts wait for one another: in each of three steps for two messages at least, of 200 us.
     const outcome parts = run_program(folder, "--data text --batch 12 --context 16 --layers 2 --heads 2 --width 16 "
                                               "--steps 3 --pipeline 3d --tp 2 --pp 2 --network 1Gbit,200us");
     REQUIRE(parts.code == 0);
     CHECK(last_shown(parts, "exposed") > 0);
+    CHECK(report_in(folder).at("seconds").at("exposed_communication").get<double>() >= 3 * 2 * 200e-6);
     std::ofstream(folder / "lengths") << "2 5 9\n16 16";
     const outcome documents =
         run_program(folder, small + "--steps 1 --data text --ranks 4 --pipeline even-ring --lengths lengths --lr 0.01");
