@@ -81,7 +81,8 @@ struct scenario {
     ~scenario() { MPI_Barrier(MPI_COMM_WORLD); }
 };
 
-// A scenario that all ranks repeat with a longer timeout when it throws on one of them.
+// A scenario that all ranks repeat with a longer timeout when it throws on one of them. In vain where a communicator
+// was not made in time: Open MPI then makes no other.
 void with_growing_timeouts(std::initializer_list<duration> timeouts, const std::function<void(duration)>& attempt) {
     const auto on_all = [&](duration timeout) {
         std::string wrong;
@@ -149,11 +150,7 @@ TEST_CASE("mpi: every operation keeps its deadline and names who is missing") {
             const std::vector<named_operation> all = operations(absent);
             // All at once, each in a family of its own: the waiting is shared.
             std::vector<mpi> families;
-            std::string late;  // those that were not made in time; the others are made all the same, as on every rank
-            for (std::size_t i = 0; i < all.size(); ++i) {
-                late += see([&] { families.emplace_back(throwing(timeout)); }).text;
-            }
-            expect(late.empty(), "{}", late);
+            for (std::size_t i = 0; i < all.size(); ++i) { families.emplace_back(throwing(timeout)); }
             if (families[0].rank() == absent) { return; }
             std::vector<outcome> seen(all.size());
             std::vector<std::string> reached(all.size());
