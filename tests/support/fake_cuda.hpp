@@ -44,6 +44,11 @@ public:
 /// Work that takes so long, in the stream's order: virtual time, or real time where that is what events tell.
 void spend(cudaStream_t stream, std::chrono::nanoseconds length);
 
+using work = std::function<void()>;
+/// Runs act() within the n-th call of `function` from now, counted from 1, before anything else of it: what another
+/// thread may do between two calls. One plan a function.
+void before(std::string_view function, int nth, work act);
+
 // --- failure --------------------------------------------------------------------------------------------------------
 /// The n-th call of `function` from now, counted from 1, does nothing and returns `code`.
 void fail(std::string_view function, int nth, cudaError_t code);
@@ -63,7 +68,6 @@ void fault(int device, cudaError_t code = cudaErrorIllegalAddress);
 [[nodiscard]] std::size_t live_allocations();  ///< of devices and of page-locked memory, not yet freed by the host
 
 // --- for tests and for other fakes ----------------------------------------------------------------------------------
-using work = std::function<void()>;
 /// Runs `kernel` in the stream's order, on its thread; during a capture it becomes part of the graph.
 void launch(cudaStream_t stream, work kernel);
 /// The same for work that takes a place in some order when it is launched: `bind` is called at once, or, where the

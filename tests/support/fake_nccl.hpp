@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>      // sizes
+#include <functional>   // what comes between calls
 #include <string>       // names
 #include <string_view>  // names
 #include <thread>       // who called
@@ -34,6 +35,10 @@ void stall(int nth, target who);
 /// From the n-th operation that `who` launches from now, the communicator has the asynchronous error `code` there, and
 /// nothing on it completes, until the rank aborts.
 void async_error(int nth, ncclResult_t code, target who);
+
+/// Runs act() within the n-th call of `function` from now, counted as above, on its thread, before it is in the log and
+/// before it fails where that is planned.
+void before(std::string_view function, int nth, std::function<void()> act, target who = {});
 
 // --- behavior that real NCCL may show -------------------------------------------------------------------------------
 /// A device runs one kernel at a time, in the order of launches.

@@ -6,6 +6,7 @@
 #include <mutex>        // registry
 #include <string>       // names
 #include <string_view>  // names
+#include <utility>      // move
 
 #include <support/fake/cuda_state.hpp>  // declarations
 
@@ -43,6 +44,9 @@ call_site& site(std::string_view function) {
 cudaError_t enter(call_site& s) {
     s.calls.fetch_add(1, std::memory_order_relaxed);
     if (host_function) { return cudaErrorNotPermitted; }
+    if (s.acts_in.load(std::memory_order_relaxed) > 0 && s.acts_in.fetch_sub(1, std::memory_order_acquire) == 1) {
+        s.act();
+    }
     if (s.fails_in.load(std::memory_order_relaxed) > 0 && s.fails_in.fetch_sub(1, std::memory_order_relaxed) == 1) {
         return s.code.load(std::memory_order_relaxed);
     }
@@ -76,6 +80,12 @@ void fail(std::string_view function, int nth, cudaError_t code) {
     s.fails_in.store(nth, std::memory_order_relaxed);
 }
 
+void before(std::string_view function, int nth, work act) {
+    call_site& s = site(function);
+    s.act = std::move(act);
+    s.acts_in.store(nth, std::memory_order_release);
+}
+
 void reset() {
     set_devices(4);
     delay(0, std::chrono::microseconds(0));
@@ -87,6 +97,7 @@ void reset() {
     for (auto& [name, s] : the().sites) {
         s.calls = 0;
         s.fails_in = 0;
+        s.acts_in = 0;
     }
 }
 

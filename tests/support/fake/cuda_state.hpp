@@ -27,9 +27,11 @@ struct call_site {
     std::atomic<std::size_t> calls{0};
     std::atomic<int> fails_in{0};  // calls; 0: never
     std::atomic<cudaError_t> code{cudaSuccess};
+    std::atomic<int> acts_in{0};  // the same
+    work act;                     // written before acts_in
 };
 call_site& site(std::string_view function);
-cudaError_t enter(call_site& s);   // counts; the error that was planned for this call
+cudaError_t enter(call_site& s);   // counts, does what was planned to come first; the error that was planned
 cudaError_t note(cudaError_t e);   // what cudaGetLastError will say; returns e
 cudaError_t fault_of(int device);  // cudaSuccess, or the fault
 int faults_of(int device);         // how many there were: work from before one never runs

@@ -2,6 +2,7 @@
 // Needs fake/nccl_state.
 #include <algorithm>    // count_if
 #include <atomic>       // switches
+#include <functional>   // what comes between calls
 #include <mutex>        // plans
 #include <string>       // problems
 #include <string_view>  // names
@@ -22,10 +23,17 @@ struct plan {
     ncclResult_t code;  // ncclSuccess: stalls
     target who;
 };
+struct interlude {
+    std::string function;
+    int calls_left;
+    std::function<void()> act;
+    target who;
+};
 // Never destroyed: threads of streams may outlive main.
 struct control {
     std::mutex mutex;
     std::vector<plan> plans;
+    std::vector<interlude> interludes;
     std::vector<call> log;
     std::vector<std::string> problems;
     std::atomic<int> version{22803}, polls{1};
@@ -48,6 +56,16 @@ void add_plan(plan p) {
 }
 
 ncclResult_t note_call(call made) {
+    std::vector<std::function<void()>> acts;
+    {
+        const unobserved lock(the().mutex);
+        for (interlude& i : the().interludes) {
+            if (i.function == made.function && meant(i.who, made.rank, made.communicator) && --i.calls_left == 0) {
+                acts.push_back(i.act);
+            }
+        }
+    }
+    for (const auto& act : acts) { act(); }
     const unobserved lock(the().mutex);
     ncclResult_t code = ncclSuccess;
     for (plan& p : the().plans) {
@@ -109,12 +127,17 @@ void reset() {
     last_error.clear();
     const unobserved lock(the().mutex);
     the().plans.clear();
+    the().interludes.clear();
     the().log.clear();
     the().problems.clear();
 }
 void set_version(int version) { the().version = version; }
 void fail(std::string_view function, int nth, ncclResult_t code, target who) {
     add_plan({std::string(function), nth, code, who});
+}
+void before(std::string_view function, int nth, std::function<void()> act, target who) {
+    const unobserved lock(the().mutex);
+    the().interludes.push_back({std::string(function), nth, std::move(act), who});
 }
 void stall(int nth, target who) { add_plan({"", nth, ncclSuccess, who}); }
 void async_error(int nth, ncclResult_t code, target who) { add_plan({"", nth, code, who}); }

@@ -21,6 +21,9 @@
 namespace tutti::comm::detail {
 
 inline constexpr duration longest_end = std::chrono::seconds(10);  // of a wait for NCCL to let go
+// Of a wait for a caller to come out of NCCL. One that the machine lets stand still must not find its handle freed, and
+// cannot be told from one that hangs there.
+inline constexpr duration longest_call = std::chrono::seconds(2);
 
 /// Each piece of work on a thread of its own; returns when all have ended, or false: those that have not by then are
 /// left alone.
@@ -65,7 +68,7 @@ inline void abort_all(const std::vector<std::shared_ptr<nccl_channel>>& channels
     const auto abort_of = [device](std::shared_ptr<nccl_channel> c) {
         return [c = std::move(c), device] {
             // A thread that is inside NCCL comes out, or hangs there and is got out by the abort.
-            const deadline limit = after(std::chrono::milliseconds(200));
+            const deadline limit = after(longest_call);
             std::unique_lock lock(c->in_use, std::defer_lock);
             while (!lock.try_lock() && clock_type::now() < limit) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -197,10 +197,12 @@ private:
         return s;
     }
 
-    // On a helper thread, so that the deadline holds; one that never returns is left behind.
+    // On a helper thread, so that the deadline holds; one that never returns is left behind. One that returns later ends
+    // what NCCL made: of the two threads it is the second to look at `is` that does.
     [[nodiscard]] ncclComm_t join(const ncclUniqueId& identity, deadline limit) {
+        enum class state { running, done, abandoned };
         struct outcome {
-            std::atomic<bool> done{false};
+            std::atomic<state> is{state::running};
             ncclResult_t code = ncclSuccess;
             std::string text;
             ncclComm_t made = nullptr;
@@ -213,11 +215,12 @@ private:
                 const char* const detail = ncclGetLastError(nullptr);
                 result->text = detail == nullptr ? "" : detail;
             }
-            result->done.store(true, std::memory_order_release);
+            const bool made = result->code == ncclSuccess;
+            if (result->is.exchange(state::done) == state::abandoned && made) { ncclCommAbort(result->made); }
         });
         try {
             deadline next_look = after(std::chrono::milliseconds(20));
-            while (!result->done.load(std::memory_order_acquire)) {
+            while (result->is.load(std::memory_order_acquire) != state::done) {
                 const deadline now = clock_type::now();
                 if (now >= next_look) {
                     if (const auto cause = store_->failure(choice_.name)) {
@@ -235,6 +238,8 @@ private:
             }
         } catch (...) {
             helper.detach();
+            const bool done = result->is.exchange(state::abandoned) == state::done;
+            if (done && result->code == ncclSuccess) { end_handles({result->made}, queue_.device(), ncclCommAbort); }
             throw;
         }
         helper.join();

@@ -6,7 +6,8 @@
 #include <optional>  // markers
 #include <utility>   // move
 
-#include <nccl.h>  // NCCL
+#include <cuda_runtime_api.h>  // CUDA runtime
+#include <nccl.h>              // NCCL
 
 #include <tutti/comm/detail/nccl_calls.hpp>    // checked calls
 #include <tutti/comm/detail/nccl_channel.hpp>  // channels
@@ -46,11 +47,19 @@ struct nccl_watched {
         const bool idle = p.collectives == marked.at.collectives && p.exchanges == marked.at.exchanges;
         if (idle || c.queue.capture() != 0) { return false; }
         auto event = c.queue.record();
-        if (c.queue.capture() != 0) { return false; }  // one that began meanwhile has the event: it must not be queried
+        // A capture that began meanwhile has the event. While it goes on the event must not be queried.
+        if (c.queue.capture() != 0 || is_captured(event)) { return false; }
         marked = c.progress();
         marked_at = now;
         marker = std::move(event);
         return false;
+    }
+
+private:
+    [[nodiscard]] static bool is_captured(const cuda_queue::event_type& event) {
+        const bool captured = cudaEventQuery(event.native_handle()) == cudaErrorCapturedEvent;
+        cudaGetLastError();  // an answer, not an error
+        return captured;
     }
 };
 
