@@ -69,5 +69,7 @@ struct call {
 /// communicators used after their end, ended twice, or used by two threads at once. Empty after a correct program.
 [[nodiscard]] std::vector<std::string> problems();
 [[nodiscard]] std::size_t live_communicators();
+/// Of streams, that have come to where they meet those of other ranks, and are not through.
+[[nodiscard]] std::size_t waiting_operations();
 
 }  // namespace tutti::test::fake_nccl

@@ -52,10 +52,10 @@ namespace tutti::comm {
 ///              captured: n reduces in a group, which are n/2 times the traffic, and n broadcasts.
 /// Errors       timeout_error, on the rank that finds out, when a collective takes longer than the timeout: it names
 ///              the ranks that did not come, or no longer answer; aborted_error with that text on the others, within
-///              some 50 ms. They come from the next call and from every host wait for this queue or a sibling.
-///              backend_error with NCCL's code and text. A failed family has aborted all its NCCL communicators, also
-///              one that the caller brought. Ranks that disagree in count or kind hang or compute nonsense, as in NCCL
-///              itself: wrap in `checked` to be told.
+///              some 50 ms, or 2 s where a thread hangs inside NCCL. They come from the next call and from every host
+///              wait for this queue or a sibling. backend_error with NCCL's code and text. A failed family has aborted
+///              all its NCCL communicators, also one that the caller brought. Ranks that disagree in count or kind hang
+///              or compute nonsense, as in NCCL itself: wrap in `checked` to be told.
 class nccl : public front<nccl, cuda_queue> {
     std::shared_ptr<detail::nccl_family> family_;
     std::shared_ptr<detail::nccl_channel> channel_;

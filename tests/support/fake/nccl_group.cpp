@@ -1,6 +1,7 @@
 // fake_nccl: groups, and operations as work on streams that meets the other ranks.
 // Needs fake/nccl_state, fake_cuda.
 #include <algorithm>   // find
+#include <atomic>      // count
 #include <cstring>     // memcpy
 #include <functional>  // starts and splits
 #include <memory>      // tickets
@@ -23,6 +24,7 @@ struct group {
     std::vector<std::function<ncclResult_t()>> others;  // starts and splits
 };
 thread_local group open;
+std::atomic<std::size_t> waiting{0};
 
 bool agree(const task& a, const task& b) {
     const auto op = [](const task& t) { return t.scale ? ncclNumOps : t.op; };
@@ -112,12 +114,14 @@ void run(ncclComm& c, std::vector<task>& tasks, turnstile::ticket& in_order, tur
             t.done = false;  // a graph runs it again
             if (!t.stalls) { arrive(c, t); }
         }
+        waiting.fetch_add(1, std::memory_order_relaxed);
         wait(
             lock, c.of->changed,
             [&] { return std::all_of(tasks.begin(), tasks.end(), [](const task& t) { return t.done; }); }, cancelled);
         for (const task& t : tasks) {
             if (!t.done) { withdraw(c, t); }
         }
+        waiting.fetch_sub(1, std::memory_order_relaxed);
     }
     c.running.fetch_sub(1);
 }
@@ -183,6 +187,8 @@ ncclResult_t close_group() {
 }
 
 }  // namespace
+
+std::size_t waiting_operations() { return waiting.load(std::memory_order_relaxed); }
 
 int depth() { return open.depth; }
 ncclResult_t fail_group(ncclResult_t code) {
