@@ -43,6 +43,7 @@ TEST_CASE("eta") {
     CHECK(strict.update(std::vector<double>{12}, relaxed, careful) == careful);
     CHECK(loose.update(std::vector<double>{29}, relaxed, careful) == relaxed);
     CHECK(loose.update(std::vector<double>{87}, relaxed, careful) == careful);
+    CHECK(loose.update(std::vector<double>{0}, relaxed, careful) == careful);  // a change by less than 200 %, but to 0
 }
 
 TEST_CASE("a norm that is not finite is critical and is forgotten") {

@@ -229,3 +229,21 @@ TEST_CASE("virtual lanes depend on each other's tickets") {
     b.wait(q);
     CHECK(resolve(q.recording()) == std::vector<double>{9, 7, 9});
 }
+
+TEST_CASE("tickets that outlive their lane write to no timeline: it may be gone too") {
+    schedule::timeline trace{deadline{}};
+    virtual_queue q(virtual_rates{.bytes_per_second = 1, .flops_per_second = 1});
+    modeled main(q);
+    schedule::ticket<virtual_queue> t;
+    {
+        lane l(main.duplicate("lane"), {.trace = &trace});
+        t = l.submit("7 s", [](modeled& c) { c.queue().charge("x", {7, 0}); });
+        t.wait(q);
+        CHECK(trace.pending() == 2);  // the work, and what it held up
+    }
+    q.charge("beside", {1, 0});
+    t.wait(q);
+    CHECK(trace.pending() == 2);
+    CHECK(resolve(q.recording()) == std::vector<double>{8, 7});
+    CHECK(trace.exposed(0) == 7);
+}

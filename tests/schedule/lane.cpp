@@ -32,6 +32,21 @@ const auto until_aborted = [](self& c) {
     }
 };
 
+// A queue whose lanes' prerequisites can be counted.
+struct counted_queue : host_queue {
+    struct event_type {
+        std::shared_ptr<int> alive;
+        [[nodiscard]] bool ready() const noexcept { return true; }
+        void wait_host(deadline) const noexcept {}
+    };
+    static constexpr bool executes_inline = false;
+    std::shared_ptr<int> events = std::make_shared<int>();
+    [[nodiscard]] event_type record() const noexcept { return {events}; }
+    void wait(const event_type&) const noexcept {}
+    [[nodiscard]] counted_queue sibling() const noexcept { return *this; }
+    [[nodiscard]] long alive() const noexcept { return events.use_count() - 1; }
+};
+
 std::string text_of_error(auto f) {
     try {
         f();
@@ -170,6 +185,33 @@ TEST_CASE("what work captured is released before its ticket says done") {
     auto never_run = l.submit("not run", [c = captured()](self&) {});
     CHECK_THROWS(never_run.wait(q));
     CHECK(released);
+}
+
+TEST_CASE("what work ran behind is released too: lanes that wait for each other keep nothing of the past") {
+    host_queue q;
+    counted_queue counted;
+    const auto nothing = [](self&) {};
+    lane second(self{});
+    ticket newest;
+    {
+        lane first(self{});
+        for (int step = 0; step < 500; ++step) {
+            auto ahead = first.submit("ahead", nothing, newest, counted);
+            newest = second.submit("behind", nothing, ahead, counted);
+        }
+        newest.wait(q);
+        CHECK(counted.alive() == 0);
+        newest = second.submit("behind a lane that ends", nothing, newest, counted);
+    }
+    newest.wait(q);
+    CHECK(counted.alive() == 0);
+    auto failing = second.submit(
+        "fail", [](self&) { throw std::runtime_error("x"); }, newest, counted);
+    CHECK_THROWS(failing.wait(q));
+    CHECK(counted.alive() == 0);
+    auto never_run = second.submit("not run", nothing, failing, counted);
+    CHECK_THROWS(never_run.wait(q));
+    CHECK(counted.alive() == 0);
 }
 
 TEST_CASE("dropping a ticket waits for its work") {

@@ -392,6 +392,37 @@ TEST_CASE("ranks that would wait for ever are named, with where they are") {
           }) == "synchronize: aborted: at once on 'world', rank 0");
 }
 
+TEST_CASE("marks of a run that fails count if they were reached, and are dropped if not") {
+    const topology two = topology::uniform(2, 1, {}, between);
+    schedule::timeline trace{deadline{}};
+    const auto step = [&](rank& c, auto what) {
+        virtual_queue q = c.queue();
+        const auto begin = q.mark();
+        what(q);
+        trace.add(trace.track_of(c.rank(), "main"), "step", schedule::span_kind::step, begin, q.mark());
+    };
+    const auto second = [](virtual_queue& q) { q.charge("work", {1, 0}); };
+    // Recorded, never resolved: one of each rank.
+    CHECK(error_of<usage_error>(two, [&](rank& c) {
+              step(c, second);
+              if (c.rank() == 1) { throw usage_error("rank 1 is wrong"); }
+          }) == "rank 1 is wrong");
+    CHECK(trace.pending() == 0);
+    CHECK(trace.dropped() == 2);
+    CHECK(trace.size() == 0);
+    // Resolved up to where rank 0 waits for ever.
+    CHECK(error_of<timeout_error>(two, [&](rank& c) {
+              step(c, second);
+              if (c.rank() == 0) {
+                  step(c, [&](virtual_queue&) { c.barrier(); });
+              }
+          }).starts_with("simulate: nothing can go on: rank 0 waits in barrier"));
+    CHECK(trace.pending() == 0);
+    CHECK(trace.dropped() == 3);
+    CHECK(trace.steps(0).size() == 1);
+    CHECK(trace.steps(1).size() == 1);
+}
+
 TEST_CASE("machines of a kind") {
     plan::machine m = plan::frontier;
     m.link_efficiency = 0.5;

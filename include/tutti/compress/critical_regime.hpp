@@ -46,7 +46,7 @@ public:
         }
         std::vector<std::size_t> options(careful.begin(), careful.end());
         for (std::size_t l = 0; l < norms.size(); ++l) {
-            if (std::fabs(norms[l] - norms_[l]) < eta_ * norms_[l]) { options[l] = relaxed[l]; }
+            if (norms[l] > 0 && std::fabs(norms[l] - norms_[l]) < eta_ * norms_[l]) { options[l] = relaxed[l]; }
             if (std::isfinite(norms[l])) { norms_[l] = norms[l]; }
         }
         return options;

@@ -23,15 +23,16 @@ using duration = clock_type::duration;
 }
 
 /// TUTTI_TIMEOUT in seconds when set, ten minutes otherwise.
-/// Errors  usage_error when the variable is not a positive number.
+/// Errors  usage_error when the variable is not a number from 1e-9 to 1e9.
 [[nodiscard]] inline duration default_timeout() {
     const char* const text = std::getenv("TUTTI_TIMEOUT");
     if (text == nullptr) { return std::chrono::minutes(10); }
     char* end = nullptr;
     const double seconds = std::strtod(text, &end);
-    constexpr double most = 1e9;  // thirty years; larger values would overflow the clock
-    if (end == text || *end != '\0' || !(seconds > 0) || seconds > most) {
-        throw usage_error(formatted("TUTTI_TIMEOUT: '{}' is not a positive number of seconds", text));
+    constexpr double least = 1e-9;  // smaller values would be rounded to none
+    constexpr double most = 1e9;    // thirty years; larger values would overflow the clock
+    if (end == text || *end != '\0' || !(seconds >= least) || seconds > most) {
+        throw usage_error(formatted("TUTTI_TIMEOUT: '{}' is not a number of seconds from 1e-9 to 1e9", text));
     }
     return std::chrono::duration_cast<duration>(std::chrono::duration<double>(seconds));
 }

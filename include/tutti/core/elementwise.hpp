@@ -86,7 +86,7 @@ void expect_pairs(std::string_view operation, view<From, M> in, view<To, M> out)
     }
 }
 
-// 16-bit floats are made from float or double. Integers go through double, exactly up to 2^53.
+// 16-bit floats are made from float or double. Integers go through double, which rounds those above 2^53.
 template <class To, class From> TUTTI_HOST_DEVICE constexpr To converted(From x) noexcept {
     using A = accumulator_t<From>;
     if constexpr (std::integral<From> && floating_element<To>) {
@@ -109,7 +109,8 @@ template <transportable T, memory M> struct fill_operation {
     void operator()() const { detail::for_each_element(*this); }
 };
 
-/// out[i] = To(in[i]), rounded once to nearest even when To is narrower.
+/// out[i] = To(in[i]), rounded once to nearest even when To is narrower. 64-bit integers above 2^53 are rounded twice on
+/// their way to 16 bits: to double first.
 template <transportable From, transportable To, memory M> struct copy_operation {
     static constexpr std::string_view name = "copy";
     view<const From, M> in;

@@ -4,6 +4,7 @@
 
 #include <concepts>  // copyable, same_as
 #include <cstddef>   // size_t
+#include <cstdint>   // PTRDIFF_MAX
 #include <memory>    // shared account
 #include <new>       // aligned operator new
 #include <optional>  // marks
@@ -68,6 +69,7 @@ public:
     /// Storage aligned to `alignment`, contents unspecified. Zero bytes give nullptr.
     [[nodiscard]] void* allocate(std::size_t bytes) const {
         if (bytes == 0) { return nullptr; }
+        if (bytes > PTRDIFF_MAX) { throw std::bad_alloc(); }  // rounding up to the alignment could wrap to few
         void* const p = ::operator new (bytes, std::align_val_t{alignment});
         account_->allocated(bytes);
         return p;

@@ -57,7 +57,7 @@ public:
     std::vector<std::vector<virtual_step>> streams;
     std::uint32_t events = 0;
     std::vector<double> reached;  ///< by event, seconds; negative while it lies ahead. Written by who resolves
-    bool abandoned = false;       ///< will never be resolved
+    bool abandoned = false;       ///< will not be resolved any further
     memory_account account;
 
     [[nodiscard]] std::string_view name_of(const virtual_step& s) const { return names_.at(s.name).text; }
@@ -119,18 +119,19 @@ public:
         std::shared_ptr<const virtual_recording> recording_;
         std::uint32_t event_;
         mark_type(std::shared_ptr<const virtual_recording> r, std::uint32_t e) : recording_(std::move(r)), event_(e) {}
+        [[nodiscard]] bool passed() const noexcept {
+            return event_ < recording_->reached.size() && recording_->reached[event_] >= 0;
+        }
         [[nodiscard]] double reached() const {
-            if (recording_->abandoned) { throw usage_error("virtual_queue: a mark that is never reached"); }
-            return recording_->reached.at(event_);
+            if (!passed()) { throw usage_error("virtual_queue: a mark that is never reached"); }
+            return recording_->reached[event_];
         }
         [[nodiscard]] static duration ticks(double s) {
             return std::chrono::round<duration>(std::chrono::duration<double>(s));
         }
 
     public:
-        [[nodiscard]] bool ready() const noexcept {
-            return recording_->abandoned || (event_ < recording_->reached.size() && recording_->reached[event_] >= 0);
-        }
+        [[nodiscard]] bool ready() const noexcept { return recording_->abandoned || passed(); }
         [[nodiscard]] deadline when() const { return deadline{} + ticks(reached()); }
         [[nodiscard]] duration since(const mark_type& earlier) const { return when() - earlier.when(); }
     };

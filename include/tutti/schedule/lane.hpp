@@ -25,7 +25,7 @@ namespace tutti::schedule {
 struct lane_options {
     /// Longest wait without progress. Twice the communicators' default: theirs passes first and names who is missing.
     duration timeout = 2 * default_timeout();
-    timeline* trace = nullptr;      ///< where work and waits are recorded; must outlive the lane
+    timeline* trace = nullptr;      ///< where work and waits are recorded; must outlive the lane and waits in progress
     int trace_rank = -1;            ///< process of the trace; -1: the communicator's rank
     std::string consumer = "main";  ///< track on which waiting consumers appear
 };
@@ -55,19 +55,27 @@ template <queue Q> struct queue_prerequisite {
 template <communicator C, class Work, class... Before> class job_of final : public job {
     C& comm_;
     duration timeout_;
-    std::tuple<Before...> before_;
+    std::optional<std::tuple<Before...>> before_;
     std::optional<Work> work_;
 
 public:
     job_of(std::string_view name, C& comm, duration timeout, Work&& work, Before&&... before)
-        : job(name), comm_(comm), timeout_(timeout), before_(std::move(before)...), work_(std::move(work)) {}
+        : job(name)
+        , comm_(comm)
+        , timeout_(timeout)
+        , before_(std::in_place, std::move(before)...)
+        , work_(std::move(work)) {}
 
 private:
     void run() override {
-        std::apply([&](const Before&... each) { (each(timeout_), ...); }, before_);
+        std::apply([&](const Before&... each) { (each(timeout_), ...); }, *before_);
         static_cast<void>((*work_)(comm_));
     }
-    void discard() noexcept override { work_.reset(); }
+    // What ran before goes too: jobs that each keep the one before them would live as long as the newest ticket.
+    void discard() noexcept override {
+        work_.reset();
+        before_.reset();
+    }
 };
 
 }  // namespace detail
@@ -157,7 +165,7 @@ public:
             if (s.first_error == nullptr) {
                 try {
                     (order(q, after, s.timeout), ...);
-                    const scoped_span running(timed_queue<Q> ? s.trace : nullptr, s.own_track, name, q,
+                    const scoped_span running(timed_queue<Q> ? s.trace.load() : nullptr, s.own_track, name, q,
                                               span_kind::communication);
                     static_cast<void>(work(*s.comm));
                 } catch (...) {
@@ -235,12 +243,14 @@ private:
                 state_->comm->synchronize();
             } catch (...) {
                 state_->abort_over("all work", "did not finish when the lane was destroyed");
-                if (state_->trace != nullptr) { state_->trace->abandon(state_->own_track); }
+                if (timeline* const trace = state_->trace) { trace->abandon(state_->own_track); }
             }
         }
+        // Tickets may outlive the lane; its timeline and its communicator do not.
         const std::shared_ptr<state> last = std::exchange(state_, nullptr);
+        last->trace = nullptr;
         const std::lock_guard lock(last->mutex);
-        last->comm.reset();  // tickets may outlive the lane, its communicator does not
+        last->comm.reset();
     }
 };
 

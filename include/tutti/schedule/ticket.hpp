@@ -128,7 +128,7 @@ public:
         if (lane_ == nullptr) { return; }
         if (error_ != nullptr) { std::rethrow_exception(error_); }
         if constexpr (std::same_as<typename Consumer::event_type, typename Q::event_type>) {
-            timeline* const trace = timed_queue<Consumer> ? lane_->trace : nullptr;
+            timeline* const trace = timed_queue<Consumer> ? lane_->trace.load() : nullptr;
             const scoped_span held_up(trace, lane_->consumer_track, name_, consumer, span_kind::wait);
             order(consumer);
             ordered_ = true;

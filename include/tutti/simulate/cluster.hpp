@@ -85,8 +85,26 @@ public:
                 throw usage_error(formatted("simulate: no rank {} to trace of {}", r, ranks()));
             }
         }
-        const auto shared = std::make_shared<detail::recorder>(network_);
         recordings all;
+        try {
+            return record_and_resolve(program, trace, all);
+        } catch (...) {
+            abandon(all);
+            throw;
+        }
+    }
+
+private:
+    using recordings = std::vector<std::shared_ptr<virtual_recording>>;
+
+    // Marks that lie ahead will not be reached.
+    static void abandon(const recordings& all) noexcept {
+        for (const auto& r : all) { r->abandoned = true; }
+    }
+
+    template <class Program>
+    outcome record_and_resolve(Program& program, const trace_options& trace, recordings& all) const {
+        const auto shared = std::make_shared<detail::recorder>(network_);
         outcome result;
         for (;;) {
             ++result.passes;
@@ -99,7 +117,7 @@ public:
                 throw usage_error("simulate: ranks give other control records whenever they are recorded: the program "
                                   "is not repeatable");
             }
-            for (const auto& r : all) { r->abandoned = true; }
+            abandon(all);
             shared->begin_pass();
         }
         if (shared->aborted()) { shared->throw_aborted({"run", "world", -1, 0, 0, dtype::byte, 0, {}}); }
@@ -120,9 +138,6 @@ public:
         }
         return result;
     }
-
-private:
-    using recordings = std::vector<std::shared_ptr<virtual_recording>>;
 
     // The first error of a rank.
     template <class Program>

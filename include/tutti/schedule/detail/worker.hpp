@@ -32,7 +32,7 @@ class lane_link {
 public:
     std::string name;
     duration timeout;
-    timeline* trace = nullptr;
+    std::atomic<timeline*> trace{nullptr};  ///< null once the lane is gone; any thread that waits reads it
     timeline::track own_track = 0;
     timeline::track consumer_track = 0;
 
@@ -122,7 +122,7 @@ public:
 
 private:
     virtual void run() = 0;               // prerequisites, then the work
-    virtual void discard() noexcept = 0;  // destroys the work and what it captured
+    virtual void discard() noexcept = 0;  // destroys them, and what they keep
 };
 
 /// The list and its thread. Jobs run in the order of `push`; after the first error later ones are not run and carry it.
@@ -291,7 +291,7 @@ private:
         }
         // Other ranks may already be in the collective that this rank will not join.
         if (error != nullptr && !failed_before) { abort(text_of(error)); }
-        next.discard();  // before anybody is told: captured buffers are released when a ticket says done
+        next.discard();  // before anybody is told: what it keeps has been released when a ticket says done
         bool wake = false;
         {
             const std::lock_guard lock(mutex_);
