@@ -141,7 +141,7 @@ TEST_CASE("save: everything is durable before anything depends on it") {
                      "synchronize " + c};
     };
     const std::string first = path_of(folder, 1);
-    names expected{"create " + folder, "synchronize " + folder};
+    names expected{"create " + folder, "synchronize " + scratch.path, "synchronize " + folder};
     for (const int generation : {1, 2}) {
         for (const std::string& s : steps(path_of(folder, generation))) { expected.push_back(s); }
     }
@@ -189,6 +189,26 @@ TEST_CASE("save: a crash, with and without a loss of power, at every operation")
             }
         }
         CHECK(old_ones > 2 * 10);
+    }
+}
+
+TEST_CASE("save: into a new folder, whose own name is durable before a save is told") {
+    bool more = true;
+    for (int k = 0; more; ++k) {
+        CAPTURE(k);
+        const scratch_directory scratch;
+        const std::string folder = scratch.folder();
+        disk d;
+        d.crash_at = k;
+        const bool told = save_second(folder, 1, d);
+        more = !told;  // the last one comes to its end
+        if (!told) {   // who comes next finds what is left, and only then the power goes
+            d.crash_at = -1;
+            d.dead = false;
+            REQUIRE(save_second(folder, 1, d));
+        }
+        d.lose_power(true);
+        CHECK(load_at(folder, 1).step == 2);
     }
 }
 

@@ -159,6 +159,42 @@ TEST_CASE("saver: says why it cannot have a folder") {
           "save: '" + scratch.folder() + "' has checkpoint 999999999999999999; there is no next");
 }
 
+TEST_CASE("saver: a folder's name is in its parent, with slashes behind it and without") {
+    using checkpoint::detail::parent_of;
+    CHECK(parent_of("runs/7") == "runs");
+    CHECK(parent_of("runs//7//") == "runs");
+    CHECK(parent_of("/runs/7") == "/runs");
+    CHECK(parent_of("/runs/") == "/");
+    CHECK(parent_of("//runs") == "/");
+    CHECK(parent_of("/") == "/");
+    CHECK(parent_of("runs") == ".");
+    CHECK(parent_of("runs/") == ".");
+    // The parent is synchronized until there is a checkpoint: who made the folder may have crashed before.
+    const scratch_directory scratch;
+    names log;
+    const auto take = [&] {
+        log.clear();
+        checkpoint::saver_options options;
+        options.before_file_operation = [&](std::string_view operation, const std::string& path) {
+            log.push_back(std::string(operation) + " " + path);
+            return 0;
+        };
+        const checkpoint::saver s(comm::self<>(), scratch.folder() + "/", options);
+        return log;
+    };
+    const names parent_too{"create " + scratch.folder() + "/", "synchronize " + scratch.path,
+                           "synchronize " + scratch.folder() + "/"};
+    CHECK(take() == parent_too);
+    CHECK(take() == parent_too);
+    save_steps(scratch.folder(), 1, {1});
+    CHECK(take() == names{parent_too.front(), parent_too.back()});
+    // Made by somebody else, where nobody else may look.
+    fs::remove_all(path_of(scratch.folder(), 1));
+    fs::permissions(scratch.path, fs::perms::owner_write | fs::perms::owner_exec);
+    CHECK(take() == (::geteuid() == 0 ? parent_too : names{parent_too.front(), parent_too.back()}));
+    fs::permissions(scratch.path, fs::perms::owner_all);
+}
+
 TEST_CASE("saver: files of others in a checkpoint stay, and are told") {
     const scratch_directory scratch;
     const std::string folder = scratch.folder();

@@ -45,6 +45,17 @@ inline constexpr std::string_view unfinished = ".unfinished";
     throw backend_error(formatted("cannot {} '{}': {}", verb, path, text), context);
 }
 
+/// The folder that holds a path's name. Slashes behind a name say nothing.
+[[nodiscard]] inline std::string parent_of(std::string_view path) {
+    const auto name_end = [](std::string_view p) {
+        while (p.size() > 1 && p.ends_with('/')) { p.remove_suffix(1); }
+        return p;
+    };
+    path = name_end(path);
+    const std::size_t slash = path.find_last_of('/');
+    return slash == std::string_view::npos ? "." : std::string(name_end(path.substr(0, slash + 1)));
+}
+
 /// A descriptor that closes itself.
 class descriptor {
     int value_ = -1;
@@ -149,8 +160,7 @@ public:
             } catch (...) {}  // the next writer does it
             throw;
         }
-        const std::size_t name = path.find_last_of('/');
-        synchronize_directory(name == std::string::npos ? "." : path.substr(0, name == 0 ? 1 : name));
+        synchronize_directory(parent_of(path));
     }
 };
 

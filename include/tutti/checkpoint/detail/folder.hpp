@@ -179,12 +179,18 @@ public:
         }
         if (removed) { files_.synchronize_directory(path_); }
     }
-    /// Makes the folder, takes its lock and removes what crashes have left. Errors  usage_error when another saver has
-    /// it.
+    /// Makes the folder, durably, takes its lock and removes what crashes have left.
+    /// Errors  usage_error when another saver has it.
     [[nodiscard]] descriptor take() const {
         if (path_.empty()) { throw usage_error("the folder's name is empty"); }
-        static_cast<void>(files_.make_directory(path_));
+        const bool made = files_.make_directory(path_);
         descriptor lock = hold_alone(path_ + "/lock", formatted("'{}' is in use by another saver", path_));
+        // A folder without a checkpoint may be what a crash has left right here. Or somebody else has made it, in a
+        // parent that only he may read.
+        const std::string parent = parent_of(path_);
+        if (made || (entries().empty() && ::access(parent.c_str(), R_OK) == 0)) {
+            files_.synchronize_directory(parent);
+        }
         remove_incomplete();
         files_.synchronize_directory(path_);
         return lock;
