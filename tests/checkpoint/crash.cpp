@@ -1,8 +1,10 @@
 // Crashes, losses of power and full disks at every operation on files: the old checkpoint or the new one, never less.
 #include <doctest/doctest.h>  // test cases
 
+#include <atomic>   // calls
 #include <cerrno>   // ENOSPC
 #include <csignal>  // SIGXFSZ
+#include <cstdarg>  // open
 #include <cstdint>  // steps
 #include <map>      // what is not durable
 #include <mutex>    // ranks
@@ -11,12 +13,46 @@
 #include <vector>   // operations
 
 #include <sys/resource.h>  // setrlimit
+#include <sys/syscall.h>   // SYS_fsync
+#include <unistd.h>        // syscall
 
 #include "state.hpp"
 
 using namespace tutti;
 using namespace tutti::test;
 using names = std::vector<std::string>;
+
+namespace {
+
+// What signals do to calls that wait for a disk, on file systems that let them: every other one is interrupted.
+std::atomic<bool> interrupting{false};
+struct interrupted_call {
+    std::atomic<int> calls{0};
+    std::atomic<int> interrupted{0};
+    bool operator()() {
+        if (!interrupting || calls++ % 2 != 0) { return false; }
+        ++interrupted;
+        errno = EINTR;
+        return true;
+    }
+};
+interrupted_call opening, synchronizing, closing;
+
+}  // namespace
+
+// Ahead of the C library's.
+extern "C" int open(const char* path, int flags, ...) {
+    std::va_list more;
+    va_start(more, flags);
+    const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
+    va_end(more);
+    return opening() ? -1 : static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
+}
+extern "C" int fsync(int file) { return synchronizing() ? -1 : static_cast<int>(::syscall(SYS_fsync, file)); }
+extern "C" int close(int file) {  // Linux has closed it, also when it says that it was interrupted
+    const auto closed = static_cast<int>(::syscall(SYS_close, file));
+    return closed == 0 && closing() ? -1 : closed;
+}
 
 namespace {
 
@@ -271,6 +307,18 @@ TEST_CASE("save: an operation that fails costs that checkpoint and no other, on 
         CHECK(failed_saves >= 12);
         CHECK(left_over == operations - failed_saves - 2);  // but for those of the constructor
     }
+}
+
+TEST_CASE("save and load: signals interrupt what opens, synchronizes and closes files, and nothing fails") {
+    const scratch_directory scratch;
+    interrupting = true;
+    save_steps(scratch.folder(), 2, {1, 2}, {.keep = 1});
+    const std::uint64_t step = load_at(scratch.folder(), 2).step;
+    interrupting = false;
+    CHECK(step == 2);
+    CHECK(opening.interrupted > 10);
+    CHECK(synchronizing.interrupted > 10);
+    CHECK(closing.interrupted > 10);
 }
 
 TEST_CASE("save: a file system that is full in earnest") {

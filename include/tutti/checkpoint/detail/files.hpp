@@ -56,6 +56,13 @@ inline constexpr std::string_view unfinished = ".unfinished";
     return slash == std::string_view::npos ? "." : std::string(name_end(path.substr(0, slash + 1)));
 }
 
+/// A call that gives -1 and an errno, again as long as signals interrupt it.
+template <class Call> int uninterrupted(Call call) {
+    int result = call();
+    while (result < 0 && errno == EINTR) { result = call(); }
+    return result;
+}
+
 /// A descriptor that closes itself.
 class descriptor {
     int value_ = -1;
@@ -73,12 +80,17 @@ public:
     }
     ~descriptor() { static_cast<void>(close()); }
     [[nodiscard]] int value() const noexcept { return value_; }
-    /// 0 or errno.
+    /// 0 or errno. What a signal has interrupted is closed all the same, and may be somebody else's by now.
     int close() noexcept {
         const int closing = std::exchange(value_, -1);
-        return closing < 0 || ::close(closing) == 0 ? 0 : errno;
+        return closing < 0 || ::close(closing) == 0 || errno == EINTR ? 0 : errno;
     }
 };
+
+/// A descriptor of an open file, or of nothing and errno.
+[[nodiscard]] inline descriptor opened(const std::string& path, int flags, mode_t mode = 0) {
+    return descriptor(uninterrupted([&] { return ::open(path.c_str(), flags | O_CLOEXEC, mode); }));
+}
 
 /// Changes a file system. Errors  backend_error with errno.
 class files {
@@ -87,6 +99,9 @@ class files {
     void ask(std::string_view verb, const std::string& path) const {
         const int code = hook_ ? hook_(verb, path) : 0;
         if (code != 0) { refuse_file(verb, path, code); }
+    }
+    static void synchronize(const descriptor& file, const std::string& path) {
+        if (uninterrupted([&] { return ::fsync(file.value()); }) != 0) { refuse_file("synchronize", path, errno); }
     }
 
 public:
@@ -105,7 +120,7 @@ public:
     /// A new file; it must not be there.
     [[nodiscard]] descriptor create(const std::string& path) const {
         ask("create", path);
-        descriptor made(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666));
+        descriptor made = opened(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0666);
         if (made.value() < 0) { refuse_file("create", path, errno); }
         return made;
     }
@@ -123,14 +138,15 @@ public:
     /// Makes the file's contents durable and closes it.
     void finish(descriptor file, const std::string& path) const {
         ask("synchronize", path);
-        if (::fsync(file.value()) != 0) { refuse_file("synchronize", path, errno); }
+        synchronize(file, path);
         if (const int code = file.close(); code != 0) { refuse_file("close", path, code); }
     }
     /// Makes the names in the folder durable.
     void synchronize_directory(const std::string& path) const {
         ask("synchronize", path);
-        const descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-        if (folder.value() < 0 || ::fsync(folder.value()) != 0) { refuse_file("synchronize", path, errno); }
+        const descriptor folder = opened(path, O_RDONLY | O_DIRECTORY);
+        if (folder.value() < 0) { refuse_file("synchronize", path, errno); }
+        synchronize(folder, path);
     }
     void rename(const std::string& from, const std::string& to) const {
         ask("rename", from);
@@ -174,7 +190,7 @@ class input {
 public:
     explicit input(std::string path) : path_(std::move(path)) {
         // Not blocking: opening a pipe would wait for its writer.
-        file_ = descriptor(::open(path_.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+        file_ = opened(path_, O_RDONLY | O_NONBLOCK);
         if (file_.value() < 0) {
             if (errno == ENOENT) { throw damaged_error(formatted("'{}' is not there", path_)); }
             refuse_file("open", path_, errno);
@@ -224,7 +240,7 @@ public:
 
 /// The file, held alone until the descriptor is closed, also by a crash. Errors  usage_error when somebody holds it.
 [[nodiscard]] inline descriptor hold_alone(const std::string& path, const std::string& text) {
-    descriptor file(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0666));
+    descriptor file = opened(path, O_RDWR | O_CREAT | O_NOFOLLOW, 0666);
     if (file.value() < 0) { refuse_file("open", path, errno); }
     while (::flock(file.value(), LOCK_EX | LOCK_NB) != 0) {
         if (errno == EWOULDBLOCK) { throw usage_error(text); }
