@@ -12,6 +12,7 @@
 #include <vector>   // arrays
 
 #include <doctest/doctest.h>             // checks
+#include <tutti/compress/dense_or.hpp>   // mixed layouts
 #include <tutti/core/virtual_queue.hpp>  // costs
 
 #include "bucketed.hpp"        // schemes
@@ -398,7 +399,7 @@ TEST_CASE("sizes that do not fit are refused before anything is written") {
     const auto encoding = [&](layout l, view<const float> from, view<float> residual, view<std::byte> to) {
         return message_of([&] { x.encode(q, l, from, residual, to, {}); });
     };
-    CHECK(encoding(all, in, {}, all_bytes.sub(0, 32)) == "quantize: 1 wires of 32 bytes together instead of 48");
+    CHECK(encoding(all, in, {}, all_bytes.sub(0, 32)) == "quantize: 1 wires of 48 bytes do not fit in 32");
     CHECK(encoding(all, in, {}, all_bytes.sub(8, bytes)) ==
           "quantize: the wire does not begin at a multiple of 16 bytes");
     CHECK(encoding(all, in, short_residual, wire) == "quantize: residual has 39 elements instead of 40");
@@ -415,7 +416,13 @@ TEST_CASE("sizes that do not fit are refused before anything is written") {
     CHECK_THROWS_AS(x.decode(q, all, unsent, view<float>(out).sub(0, 39)), usage_error);
     CHECK_THROWS_AS(x.decode_add(q, all, unsent, 2, view<float>(out)), usage_error);
     CHECK(message_of([&] { x.decode_add(q, all, unsent, 2, view<float>(out)); }) ==
-          "dequantize_add: 2 wires of 48 bytes together instead of 96");
+          "dequantize_add: 2 wires of 48 bytes do not fit in 48");
+    // So many that the product with their bytes is 0 again.
+    const std::size_t wrapping = std::size_t{1} << 60;
+    const std::string refusal = ": 1152921504606846976 wires of 48 bytes do not fit in 0";
+    CHECK(message_of([&] { x.decode_add(q, all, {}, wrapping, view<float>(out)); }) == "dequantize_add" + refusal);
+    CHECK(message_of([&] { dense_or(x).decode_add(q, all, {}, wrapping, view<float>(out)); }) ==
+          "decode_add" + refusal);
     for (const std::byte b : storage) { CHECK(b == std::byte{0}); }
     for (const float v : out) { CHECK(v == 2.0f); }
 }

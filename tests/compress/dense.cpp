@@ -136,11 +136,16 @@ TEST_CASE("views that do not fit are refused") {
     CHECK_THROWS_WITH_AS(x.encode(q, all, view<const float>(v).sub(0, 95), none, view<std::byte>(wire), {}),
                          "dense encode: tensor 7 is at elements 32 to 96 of 95", usage_error);
     CHECK_THROWS_WITH_AS(x.encode(q, all, view<const float>(v), none, view<std::byte>(wire).sub(0, 16), {}),
-                         "dense encode: wire has 16 elements instead of 368", usage_error);
+                         "dense encode: 1 wires of 368 bytes do not fit in 16", usage_error);
     CHECK_THROWS_WITH_AS(x.encode(q, all, view<const float>(v), view<float>(v).sub(0, 3), view<std::byte>(wire), {}),
                          "dense encode: residual has 3 elements instead of 100", usage_error);
     CHECK_THROWS_AS(x.decode(q, all, view<const std::byte>(wire).sub(16, 16), view<float>(v), 1.0f), usage_error);
+    CHECK_THROWS_WITH_AS(x.encode(q, {}, view<const float>(v), none, view<std::byte>(wire), {}),
+                         "dense encode: the wire has 368 elements instead of 0", usage_error);
     CHECK_THROWS_AS(x.decode_add(q, all, view<const std::byte>(wire), 2, view<float>(v)), usage_error);
+    // So many that the product with their bytes is 0 again.
+    CHECK_THROWS_WITH_AS(x.decode_add(q, all, {}, std::size_t{1} << 60, view<float>(v)),
+                         "dense decode_add: 1152921504606846976 wires of 368 bytes do not fit in 0", usage_error);
 }
 
 TEST_CASE("on a virtual queue it charges the bytes that it moves") {

@@ -80,11 +80,7 @@ private:
                                             operation, s.first, s.tensor, bucket_));
             }
         }
-        const std::size_t need = count * detail::wire_bytes(self(), all);
-        if (bytes != need) {
-            throw usage_error(
-                formatted("{}: {} wires of {} bytes together instead of {}", operation, count, bytes, need));
-        }
+        detail::expect_wires(operation, bytes, count, detail::wire_bytes(self(), all));
         if (reinterpret_cast<std::uintptr_t>(wire) % wire_alignment != 0) {
             throw usage_error(
                 formatted("{}: the wire does not begin at a multiple of {} bytes", operation, wire_alignment));

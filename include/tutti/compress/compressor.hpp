@@ -159,6 +159,13 @@ inline void expect_size(std::string_view operation, std::string_view what, std::
         throw usage_error(formatted("{}: {} has {} elements instead of {}", operation, what, have, need));
     }
 }
+/// Refuses `have` bytes that are not those of `count` wires of `bytes` each.
+inline void expect_wires(std::string_view operation, std::size_t have, std::size_t count, std::size_t bytes) {
+    if (bytes != 0 && count > have / bytes) {  // their product may overflow
+        throw usage_error(formatted("{}: {} wires of {} bytes do not fit in {}", operation, count, bytes, have));
+    }
+    expect_size(operation, "the wire", have, count * bytes);
+}
 
 }  // namespace detail
 

@@ -140,7 +140,7 @@ private:
     }
     static void expect(std::string_view operation, layout all, std::size_t size, std::size_t wire, std::size_t count) {
         detail::expect_inside(operation, all, size);
-        detail::expect_size(operation, "wire", wire, count * detail::wire_bytes(dense{}, all));
+        detail::expect_wires(operation, wire, count, detail::wire_bytes(dense{}, all));
     }
 };
 

@@ -72,7 +72,7 @@ public:
 private:
     void expect(std::string_view operation, layout all, std::size_t size, std::size_t wire, std::size_t count) const {
         detail::expect_inside(operation, all, size);
-        detail::expect_size(operation, "wire", wire, count * detail::wire_bytes(*this, all));
+        detail::expect_wires(operation, wire, count, detail::wire_bytes(*this, all));
     }
     /// f(compressor, segments, where their wire begins, its bytes) for each run of one kind.
     template <class F> void for_runs(layout all, F f) const {

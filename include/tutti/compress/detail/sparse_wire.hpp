@@ -114,12 +114,8 @@ template <class F> void for_each_entry(sparse_format f, const std::byte* wire, s
 /// Refuses wires that do not fit, before anything is written.
 template <class C, class T, memory M>
 void expect_wires(const C& x, layout all, view<T, M> wires, std::size_t count, std::size_t elements) {
-    const std::size_t bytes = wire_bytes(x, all);
     expect_inside(C::name, all, elements);
-    if (bytes != 0 && count > wires.size() / bytes) {  // their product may overflow
-        throw usage_error(formatted("{}: {} wires of {} bytes do not fit in {}", C::name, count, bytes, wires.size()));
-    }
-    expect_size(C::name, "the wire", wires.size(), count * bytes);
+    expect_wires(C::name, wires.size(), count, wire_bytes(x, all));
 }
 
 /// out = factor * decoded(wire): zeros, and the entries.
