@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>  // checks
 
 #include <cmath>    // isfinite
+#include <cstdint>  // SIZE_MAX
 #include <cstring>  // memcpy
 #include <limits>   // NaN
 #include <vector>   // data
@@ -143,6 +144,14 @@ TEST_CASE("views that do not fit are refused") {
     CHECK_THROWS_WITH_AS(x.encode(q, {}, view<const float>(v), none, view<std::byte>(wire), {}),
                          "dense encode: the wire has 368 elements instead of 0", usage_error);
     CHECK_THROWS_AS(x.decode_add(q, all, view<const std::byte>(wire), 2, view<float>(v)), usage_error);
+    for (const segment& s : {segment{0, 4, 0, 0, std::size_t{1} << 33, std::size_t{1} << 31},
+                             segment{0, 4, 1, 0, SIZE_MAX, 1}}) {  // as much as 0 elements
+        CHECK_THROWS_WITH_AS(
+            x.encode(q, {&s, 1}, view<const float>(v), none, view<std::byte>(), {}),
+            formatted("dense encode: tensor 0 is {} x {} elements from {} on, of 100", s.rows, s.cols, s.offset)
+                .c_str(),
+            usage_error);
+    }
     // So many that the product with their bytes is 0 again.
     CHECK_THROWS_WITH_AS(x.decode_add(q, all, {}, std::size_t{1} << 60, view<float>(v)),
                          "dense decode_add: 1152921504606846976 wires of 368 bytes do not fit in 0", usage_error);

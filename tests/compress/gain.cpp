@@ -131,6 +131,12 @@ TEST_CASE("tensors of two rows and two columns or more are matrices, of their fi
          std::vector<std::vector<std::size_t>>{{}, {1000}, {1, 1000}, {1000, 1}, {8, 1, 1}, {4, 0}, {0, 4}}) {
         CHECK_FALSE(compress::matrix_of(shape));
     }
+    const std::size_t large = std::size_t{1} << 32;
+    for (const auto& shape :
+         std::vector<std::vector<std::size_t>>{{2, large, large}, {large, large}, {large, large, 3}}) {
+        CHECK_THROWS_WITH_AS(static_cast<void>(compress::matrix_of(shape)),
+                             "matrix_of: the elements of a shape are more than can be counted", usage_error);
+    }
 }
 
 TEST_CASE("what is worth compressing: matrices whose wire is at most a stated part of their floats") {

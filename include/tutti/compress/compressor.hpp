@@ -148,9 +148,14 @@ template <class C> [[nodiscard]] std::size_t wire_count(const C& x, layout all, 
 /// Refuses segments outside of a view of `size` elements.
 inline void expect_inside(std::string_view operation, layout all, std::size_t size) {
     for (const segment& s : all) {
-        if (s.offset > size || s.size() > size - s.offset) {
-            throw usage_error(formatted("{}: tensor {} is at elements {} to {} of {}", operation, s.tensor, s.offset,
-                                        s.offset + s.size(), size));
+        std::size_t end = 0;
+        if (__builtin_mul_overflow(s.rows, s.cols, &end) || __builtin_add_overflow(s.offset, end, &end)) {
+            throw usage_error(formatted("{}: tensor {} is {} x {} elements from {} on, of {}", operation, s.tensor,
+                                        s.rows, s.cols, s.offset, size));
+        }
+        if (end > size) {
+            throw usage_error(
+                formatted("{}: tensor {} is at elements {} to {} of {}", operation, s.tensor, s.offset, end, size));
         }
     }
 }

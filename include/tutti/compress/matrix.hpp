@@ -9,16 +9,24 @@
 #include <span>      // shapes
 
 #include <tutti/compress/compressor.hpp>  // segment
+#include <tutti/core/error.hpp>           // usage_error
 
 namespace tutti::compress {
 
 /// A tensor as a matrix: its first extent by all others. Nothing for what has not two rows and two columns, such as
 /// vectors: these are few elements, and they go as they are.
+/// Errors  usage_error: the product of the extents overflows.
 [[nodiscard]] inline std::optional<segment> matrix_of(std::span<const std::size_t> shape) {
     if (shape.size() < 2) { return std::nullopt; }
     segment s;
     s.rows = shape.front();
-    for (const std::size_t extent : shape.subspan(1)) { s.cols *= extent; }
+    std::size_t all = s.rows;
+    for (const std::size_t extent : shape.subspan(1)) {
+        if (__builtin_mul_overflow(all, extent, &all)) {
+            throw usage_error("matrix_of: the elements of a shape are more than can be counted");
+        }
+        s.cols *= extent;
+    }
     if (s.rows < 2 || s.cols < 2) { return std::nullopt; }
     return s;
 }
