@@ -568,12 +568,14 @@ TEST_CASE("a file appears whole or not at all: whatever fails keeps the old one,
         write_text(path, "old");
         std::size_t done = 0;
         const auto full = [&](std::string_view, const std::string&) { return done++ == failing ? ENOSPC : 0; };
-        CHECK(refusal<backend_error>([&] {
-                  write_safetensors(path, entries, {.before_file_operation = full});
-              }).find("': No space left on device") != std::string::npos);
-        CHECK(listing(scratch.path) == std::vector<std::string>{"x.safetensors"});
+        const std::string text =
+            refusal<backend_error>([&] { write_safetensors(path, entries, {.before_file_operation = full}); });
         // Only the name's durability comes behind the rename.
-        CHECK((content_of(path) == "old") == (failing + 1 < operations.size()));
+        const bool last = failing + 1 == operations.size();
+        CHECK(text.find("': No space left on device") != std::string::npos);
+        CHECK(text.ends_with("; '" + path + "' is the new file, but its name may not outlast a loss of power") == last);
+        CHECK(listing(scratch.path) == std::vector<std::string>{"x.safetensors"});
+        CHECK((content_of(path) == "old") != last);
     }
 
     write_text(path, "old");

@@ -23,7 +23,7 @@
 #include <tutti/checkpoint/detail/safetensors_header.hpp>  // the header
 #include <tutti/checkpoint/error.hpp>                      // damaged_error
 #include <tutti/core/element.hpp>                          // dtype
-#include <tutti/core/error.hpp>                            // usage_error
+#include <tutti/core/error.hpp>                            // usage_error, backend_error
 #include <tutti/core/state.hpp>                            // state_entry
 #include <tutti/core/text.hpp>                             // formatted
 #include <tutti/core/view.hpp>                             // view
@@ -179,7 +179,8 @@ using byte_sink = std::function<void(std::span<const std::byte>)>;
 /// Semantics  values(i, put) is called once for each tensor of the list and hands its elements to `put`, in one part or
 ///            in many. Tensors with large elements come first, others in the order of the list, so that each lies at a
 ///            multiple of its element's size. The folder must be there. A failure, also an exception of `values`,
-///            leaves the old file, and nothing beside it. One writer of a path at a time.
+///            leaves the old file, and nothing beside it; but for that of the very last step, which makes the new file's
+///            name durable: the error then says that the new file is there. One writer of a path at a time.
 /// Cost       nothing is kept but the header.
 /// Errors     usage_error: a name is there twice, is "__metadata__" or not UTF-8; a type is none of the format's
 ///            (dtype::byte); tensors, header or one of its strings too large; `values` gives more bytes or fewer than a
@@ -225,7 +226,8 @@ inline void write_safetensors(const std::string& path, std::span<const safetenso
     if (start.size() > detail::longest_safetensors_header) {
         throw usage_error(formatted("'{}': a header of {} bytes is more than the format allows", path, start.size()));
     }
-    detail::files(how.before_file_operation).replace(path, [&](const byte_sink& put) {
+    const detail::files files(how.before_file_operation);
+    files.replace(path, [&](const byte_sink& put) {
         put(std::as_bytes(std::span(start)));
         for (const std::size_t i : order) {
             const safetensors_tensor& t = header.tensors.at(list[i].name);
@@ -240,6 +242,13 @@ inline void write_safetensors(const std::string& path, std::span<const safetenso
             if (left != 0) { refuse(list[i].name, formatted("lacks {} of {} bytes", left, t.last - t.first)); }
         }
     });
+    try {
+        files.synchronize_directory(detail::parent_of(path));
+    } catch (const backend_error& e) {
+        const std::string text =
+            formatted("{}; '{}' is the new file, but its name may not outlast a loss of power", e.what(), path);
+        throw backend_error(text, e.context());
+    }
 }
 
 /// Writes entries that are whole tensors.

@@ -160,8 +160,9 @@ public:
         }
     }
     /// A file that appears whole or not at all, in place of the one that is there: `fill` hands its bytes to what it is
-    /// given, which writes them beside; then they are made durable, renamed, and so is the name. What fails leaves the
-    /// old file. One writer of a path at a time: what a crash has left beside it goes.
+    /// given, which writes them beside; then they are made durable, and renamed. What fails leaves the old file. The
+    /// name is durable when the caller has synchronized its folder. One writer of a path at a time: what a crash has
+    /// left beside it goes.
     template <class Fill> void replace(const std::string& path, Fill fill) const {
         const std::string beside = path + std::string(unfinished);
         if (::access(beside.c_str(), F_OK) == 0) { remove(beside, false); }
@@ -176,7 +177,6 @@ public:
             } catch (...) {}  // the next writer does it
             throw;
         }
-        synchronize_directory(parent_of(path));
     }
 };
 

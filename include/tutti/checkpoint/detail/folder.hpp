@@ -137,6 +137,7 @@ public:
         files_.rename(from, to);
         files_.synchronize_directory(path_);
         files_.replace(manifest_of(to), [&](const auto& put) { put(encoded(m)); });
+        files_.synchronize_directory(to);
     }
 
     /// Removes a checkpoint: by its name at once, then file by file. A crash leaves what is named unfinished.
