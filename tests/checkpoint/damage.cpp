@@ -4,6 +4,8 @@
 #include <cerrno>   // what the file system answered
 #include <cstddef>  // size_t
 #include <cstdint>  // steps
+#include <cstdlib>  // malloc
+#include <new>      // bad_alloc
 #include <string>   // texts
 #include <vector>   // bytes
 
@@ -15,6 +17,26 @@ using namespace tutti;
 using namespace tutti::test;
 namespace format = tutti::checkpoint::detail;
 using checkpoint::damaged_error;
+
+namespace {
+
+// Of this thread's allocations of a page or more, the one that there is no memory for; -1: there is for all.
+thread_local int lacking = -1;
+void* allocated(std::size_t bytes) noexcept {
+    if (bytes >= 4096 && lacking >= 0 && lacking-- == 0) { return nullptr; }
+    return std::malloc(bytes == 0 ? 1 : bytes);
+}
+
+}  // namespace
+
+// Not inlined: GCC would warn of what it then sees of one half of the pair.
+[[gnu::noinline]] void* operator new(std::size_t bytes) {
+    if (void* const p = allocated(bytes)) { return p; }
+    throw std::bad_alloc();
+}
+void* operator new(std::size_t bytes, const std::nothrow_t&) noexcept { return allocated(bytes); }
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 namespace {
 
@@ -255,4 +277,33 @@ TEST_CASE("load: all ranks pass over what one of them finds damaged") {
     const auto got = load_at(folder, 4);
     CHECK(got.step == 1);
     CHECK(got.damaged.size() == 2);
+}
+
+TEST_CASE("load: a rank without memory fails all ranks with one error, whatever it was wanted for; nobody waits") {
+    const scratch_directory scratch;
+    int failed = 0;
+    comm::threads::launch(2, [&](comm::threads& c) {
+        std::vector<std::uint64_t> values(300);
+        list contents;
+        for (std::size_t i = 0; i < values.size(); ++i) {
+            contents.add(state_of(std::string(100, 'w') + std::to_string(i), view<std::uint64_t>(&values[i], 1)),
+                         ownership::replicated);
+        }
+        checkpoint::saver saver(c.duplicate("save"), scratch.folder());
+        saver.save(1, contents);
+        static_cast<void>(saver.wait());
+        for (int k = 0;; ++k) {
+            if (c.rank() == 1) { lacking = k; }
+            std::string text;
+            try {
+                expect(checkpoint::load(c, scratch.folder(), {}, contents)->step == 1, "not loaded");
+            } catch (const backend_error& e) { text = e.what(); }
+            lacking = -1;
+            c.agree(hash_bytes(as_bytes(view(text.data(), text.size()))), "the error");
+            if (text.empty()) { break; }
+            expect(text.find("rank 1") != std::string::npos, "{}", text);
+            if (c.rank() == 0) { ++failed; }
+        }
+    });
+    CHECK(failed >= 10);
 }

@@ -211,30 +211,31 @@ template <host_communicator C>
     const verdict described = together(
         comm, operation, [&] { return rank == 0 ? place.manifest_bytes(generation) : std::vector<std::byte>(); });
     demand_readable(described, place.finished(generation));
-    manifest m;
-    layout whole;
-    try {
-        described.raise();
-        m = decoded_manifest(described.of[0]);
-        if (m.generation != generation) {
-            throw damaged_error(formatted("the manifest is checkpoint {}'s", m.generation));
-        }
-        std::vector<std::vector<piece>> tables;
-        for (const shard& s : m.shards) { tables.push_back(s.table); }
-        whole = merged(tables);
-    } catch (const error& e) {
-        damage = e.what();
+    if (described.failed()) {
+        damage = described.text;
         return std::nullopt;
     }
+    manifest m;
+    layout whole;
     const verdict verified = together(comm, operation, [&] {
+        try {
+            m = decoded_manifest(described.of[0]);
+            if (m.generation != generation) {
+                throw damaged_error(formatted("the manifest is checkpoint {}'s", m.generation));
+            }
+            std::vector<std::vector<piece>> tables;
+            for (const shard& s : m.shards) { tables.push_back(s.table); }
+            whole = merged(tables);
+        } catch (const error& e) {  // the same on all ranks; a lack of memory is not
+            damage = e.what();
+            return std::vector<std::byte>();
+        }
         for (std::size_t s = rank; s < m.shards.size(); s += ranks) { verify_shard(place, m, s); }
         return std::vector<std::byte>();
     });
     demand_readable(verified, place.finished(generation));
-    if (verified.failed()) {
-        damage = verified.text;
-        return std::nullopt;
-    }
+    if (verified.failed()) { damage = verified.text; }
+    if (!damage.empty()) { return std::nullopt; }
 
     loaded result{generation, m.step, static_cast<int>(m.shards.size()), {}, {}};
     std::vector<reading> plan;
@@ -248,7 +249,17 @@ template <host_communicator C>
         return asked.take();
     });
     planned.raise();
-    if (!how.allow_unused) { demand_used(whole, planned.of); }
+    if (!how.allow_unused) {
+        std::string unused;  // the same on all ranks
+        const verdict used = together(comm, operation, [&] {
+            try {
+                demand_used(whole, planned.of);
+            } catch (const usage_error& e) { unused = e.what(); }
+            return std::vector<std::byte>();
+        });
+        used.raise();
+        if (!unused.empty()) { throw usage_error(unused); }
+    }
 
     const verdict done = together(comm, operation, [&] {
         carry_out(plan, place, m, all);
@@ -274,8 +285,8 @@ template <host_communicator C>
 ///            of each rank. Memory: the manifest and 1 MiB; for device entries 16 MiB.
 /// Errors     usage_error: an entry is not in the checkpoint, or has another type or shape there; the checkpoint has one
 ///            that no rank asks for; ranks' own were saved by another number of ranks. damaged_error: there are
-///            checkpoints, and none is whole. backend_error with errno when a file cannot be read to be verified. In
-///            all of these no entry has changed. damaged_error or backend_error when files change or fail between being
+///            checkpoints, and none is whole. backend_error with errno when a file cannot be read to be verified, and
+///            when a rank has no memory for the tables. In all of these no entry has changed. damaged_error or backend_error when files change or fail between being
 ///            verified and being read: entries are then unspecified.
 template <host_communicator C, queue... Q>
 std::optional<loaded> load(C& comm, const std::string& folder, const load_options& how, const contents<Q>&... into) {
@@ -289,8 +300,8 @@ std::optional<loaded> load(C& comm, const std::string& folder, const load_option
                  }});
         }
     };
-    (add(into), ...);
     const detail::verdict listed = detail::together(comm, "load", [&] {
+        (add(into), ...);
         detail::encoder out;
         if (comm.rank() == 0) {
             for (const detail::folder::entry e : place.entries()) {

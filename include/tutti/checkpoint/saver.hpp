@@ -164,7 +164,7 @@ template <host_communicator C>
 /// Lifetime   destruction waits for a save in flight and tells nobody how it ended: call wait() before.
 /// Deadline   ranks wait for each other: the slowest shard must be written within the communicator's timeout.
 /// Cost       caller: a copy of what the rank writes, kept for the next save. Lane: one pass for checksum and writing,
-///            and what the tables of all ranks need, on each rank; eight small collectives.
+///            and what the tables of all ranks need, on each rank; eleven small collectives.
 /// Errors     usage_error: the folder has another saver (saver); ranks list different steps, or tensors that do not fit
 ///            together (from wait, or the next save; nothing has been written); keep is 0. backend_error: the file
 ///            system refuses.

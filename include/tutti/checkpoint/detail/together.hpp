@@ -3,6 +3,7 @@
 // itself pass through.
 #pragma once
 
+#include <algorithm>    // copy_n
 #include <concepts>     // same_as
 #include <cstddef>      // byte
 #include <cstdint>      // what failed
@@ -51,33 +52,46 @@ struct verdict {
     }
 };
 
-/// Every rank's bytes, by rank. Collective.
-/// Errors  usage_error on all ranks when they do not fit into memory.
+/// Every rank's bytes, by rank, into `of`. Returns the ranks that have no memory for them: then no rank has got any.
+/// Collective.
 template <host_communicator C>
-[[nodiscard]] std::vector<std::vector<std::byte>> gathered(C& comm, std::span<const std::byte> mine,
-                                                           std::vector<comm::control_record>& records) {
+[[nodiscard]] std::vector<int> gather(C& comm, std::span<const std::byte> mine,
+                                      const std::vector<comm::control_record>& records,
+                                      std::vector<std::vector<std::byte>>& of) {
     std::vector<std::size_t> counts;
     std::size_t sum = 0;
+    bool room = true;
     for (const comm::control_record& r : records) {
         counts.push_back(static_cast<std::size_t>(r[2]));
-        if (__builtin_add_overflow(sum, counts.back(), &sum)) { throw usage_error("checkpoint: tables overflow"); }
+        room = room && !__builtin_add_overflow(sum, counts.back(), &sum);
     }
-    std::vector<std::byte> all(sum);
+    of.resize(counts.size());
+    if (room && sum == 0) { return {}; }
+    std::vector<std::byte> all;
+    try {
+        if (room) { all.resize(sum); }
+        for (std::size_t rank = 0; room && rank < of.size(); ++rank) { of[rank].resize(counts[rank]); }
+    } catch (const std::exception&) { room = false; }
+    // Who has room must not wait for who has not.
+    const auto rooms = comm.gather_control({room ? std::uint64_t{1} : 0, 0, 0, 0});
+    std::vector<int> without;
+    for (std::size_t rank = 0; rank < rooms.size(); ++rank) {
+        if (rooms[rank][0] == 0) { without.push_back(static_cast<int>(rank)); }
+    }
+    if (!without.empty()) { return without; }
     comm.all_gather_v(view<const std::byte>(mine), view<std::byte>(all), counts);
-    std::vector<std::vector<std::byte>> of;
     std::size_t first = 0;
-    for (const std::size_t n : counts) {
-        const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
-        of.emplace_back(begin, begin + static_cast<std::ptrdiff_t>(n));
-        first += n;
+    for (std::vector<std::byte>& bytes : of) {
+        std::copy_n(all.begin() + static_cast<std::ptrdiff_t>(first), bytes.size(), bytes.begin());
+        first += bytes.size();
     }
-    return of;
+    return without;
 }
 
 /// Runs `work` on every rank, which returns bytes or throws, and shares the outcome. Collective; `work` must not
 /// communicate.
 ///
-/// Cost  one control gather and one all_gather of the bytes.
+/// Cost  one control gather; where there are bytes, one more, and an all_gather of them.
 template <host_communicator C, class Work>
 [[nodiscard]] verdict together(C& comm, std::string_view operation, Work work) {
     std::vector<std::byte> mine;
@@ -104,10 +118,15 @@ template <host_communicator C, class Work>
         const auto bytes = std::as_bytes(std::span(text.data(), text.size()));
         mine.assign(bytes.begin(), bytes.end());
     }
-    auto records = comm.gather_control({static_cast<std::uint64_t>(kind),
-                                        static_cast<std::uint64_t>(static_cast<std::uint32_t>(code)), mine.size(), 0});
+    const auto records =
+        comm.gather_control({static_cast<std::uint64_t>(kind),
+                             static_cast<std::uint64_t>(static_cast<std::uint32_t>(code)), mine.size(), 0});
     verdict all;
-    all.of = gathered(comm, mine, records);
+    if (const std::vector<int> without = gather(comm, mine, records, all.of); !without.empty()) {
+        all.kind = fault::other;
+        all.text = formatted("{}: no memory for what the ranks tell each other (rank {})", operation, list_of(without));
+        return all;
+    }
     std::vector<int> likewise;
     for (std::size_t rank = 0; rank < records.size(); ++rank) {
         if (records[rank][0] == 0) { continue; }
