@@ -179,9 +179,13 @@ void expect_all_reduce(std::string_view operation, layout all, view<const T, mem
 ///   linear     the ranks sum wires of floats, round by round; dense segments go along in the first.
 ///              With a residual: it is added to what is compressed, and keeps what was lost on the way, also of the sum,
 ///              whose loss stays with its owner. So out (as a sum) + residuals, summed over ranks = in + residuals
-///              before. Dense segments leave none. Elements outside of all segments are not touched.
+///              before, up to the rounding of out to T, which no residual keeps. Dense segments leave none. Elements
+///              outside of all segments are not touched.
 ///   state      of make_state(): for linear compressors; equal on all ranks.
-/// Shapes       flat views of one size; the residual may be empty. Sums are in float for every T.
+/// Shapes       flat views of one size; the residual may be empty. Sums are in float for every T, and rounded to T for
+///              out. Linear compressors round the mean to T, of which a sum is n times, rounded again: for T of 16 bits
+///              a sum then lacks what a mean cannot hold (in float16, 2^-24 of one of 4 ranks). Take T = float where
+///              that matters.
 /// Aliasing     out may be in. The residual shares nothing with them.
 /// Determinism  on backends that sum in rank order, of the arguments alone: also with threads, lanes and devices. Draws
 ///              depend on key, tensor and element: keys of ranks must differ in `rank`. How a gradient is grouped into
