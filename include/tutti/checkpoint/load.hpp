@@ -286,8 +286,9 @@ template <host_communicator C>
 /// Errors     usage_error: an entry is not in the checkpoint, or has another type or shape there; the checkpoint has one
 ///            that no rank asks for; ranks' own were saved by another number of ranks. damaged_error: there are
 ///            checkpoints, and none is whole. backend_error with errno when a file cannot be read to be verified, and
-///            when a rank has no memory for the tables. In all of these no entry has changed. damaged_error or backend_error when files change or fail between being
-///            verified and being read: entries are then unspecified.
+///            when a rank has no memory for the tables. In all of these no entry has changed. damaged_error or
+///            backend_error when files change or fail between being verified and being read: entries are then
+///            unspecified.
 template <host_communicator C, queue... Q>
 std::optional<loaded> load(C& comm, const std::string& folder, const load_options& how, const contents<Q>&... into) {
     const detail::folder place(folder);
