@@ -19,10 +19,12 @@
 #include "gpu/device.hpp"                // require_device
 #include "support/build.hpp"             // full_speed
 #include "support/growing_timeouts.hpp"  // deadlines
+#include "support/soon.hpp"              // until_failed
 
 using namespace tutti;
 using namespace std::chrono_literals;
 using comm::nccl;
+using test::until_failed;
 
 namespace {
 
@@ -54,14 +56,6 @@ std::vector<float> get(const cuda_queue& q, const device_buffer& b) {
 // Ranks are threads: an assertion that fails must end them all.
 void expect(bool holds, const std::string& text) {
     if (!holds) { throw std::logic_error(text); }
-}
-// A rank that hears late of a failure may find its work done: NCCL's kernels go on when a peer is aborted.
-[[noreturn]] void until_failed(nccl& c) {
-    for (const deadline limit = after(20s); clock_type::now() < limit;) {
-        c.synchronize();
-        std::this_thread::sleep_for(1ms);
-    }
-    throw std::logic_error("not told");
 }
 void pause(std::uint64_t seed, std::uint32_t rank, std::uint64_t at) {
     const random_stream stream{.seed = seed, .stream = rank};

@@ -19,10 +19,13 @@
 #include <support/fake_cuda.hpp>         // counts of waits
 #include <support/fake_nccl.hpp>         // log, failures
 #include <support/growing_timeouts.hpp>  // deadlines that one rank alone misses
+#include <support/soon.hpp>              // bounded waits
 
 using namespace tutti;
 using namespace std::chrono_literals;
 using comm::nccl;
+using test::soon;
+using test::until_failed;
 namespace fake = tutti::test::fake_nccl;
 namespace cuda = tutti::test::fake_cuda;
 
@@ -60,23 +63,7 @@ struct fixture {
 void expect(bool holds, const std::string& text) {
     if (!holds) { throw std::logic_error(text); }
 }
-template <class Holds> bool soon(Holds holds) {
-    for (const deadline limit = after(20s); clock_type::now() < limit;) {
-        if (holds()) { return true; }
-        std::this_thread::sleep_for(1ms);
-    }
-    return false;
-}
 template <class Holds> void await(Holds holds, const std::string& text) { expect(soon(holds), text); }
-// Ends by the exception. One wait may return as if all were well, when a rank that heard sooner has aborted.
-void until_failed(nccl& c) {
-    await(
-        [&] {
-            c.synchronize();
-            return false;
-        },
-        "the failure was not heard");
-}
 template <class E, class Work> E thrown(Work work) {
     try {
         work();

@@ -27,7 +27,7 @@ TEST_CASE_FIXTURE(fixture,
             if (p.rank == 2) { return; }  // never comes
             p.out[0] = -1;
             ok(ncclAllReduce(p.data, p.out, 1, ncclFloat32, ncclSum, p.comm, p.stream));
-            REQUIRE(soon([] { return fake::waiting_operations() == 2; }));
+            REQUIRE(soon([] { return fake::waiting_operations() == 2; }, 5s));
             CHECK_FALSE(done(p.stream));
             for (++looked; looked < 2;) { std::this_thread::sleep_for(1ms); }
             if (p.rank == 1) {
@@ -36,7 +36,7 @@ TEST_CASE_FIXTURE(fixture,
                 CHECK(p.out[0] == -1);
                 // The next one finds nobody.
                 ok(ncclAllReduce(p.data, p.out, 1, ncclFloat32, ncclSum, p.comm, p.stream));
-                CHECK(soon([] { return fake::waiting_operations() == 1; }));
+                CHECK(soon([] { return fake::waiting_operations() == 1; }, 5s));
                 CHECK_FALSE(done(p.stream));
             }
             const auto start = std::chrono::steady_clock::now();
@@ -103,7 +103,7 @@ TEST_CASE_FIXTURE(fixture, "ranks that disagree are a problem; they may hang") {
             [&](place& p) {
                 ok(ncclAllReduce(p.data, p.out, p.rank == 0 ? 2 : 3, ncclFloat32, ncclSum, p.comm, p.stream));
                 if (hangs) {
-                    CHECK(soon([] { return !fake::problems().empty(); }));  // they have met
+                    CHECK(soon([] { return !fake::problems().empty(); }, 5s));  // they have met
                     CHECK_FALSE(done(p.stream));
                 } else {
                     p.sync();

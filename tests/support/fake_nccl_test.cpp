@@ -265,7 +265,7 @@ TEST_CASE_FIXTURE(fixture, "communicators that are not blocking: nothing is ther
     CHECK(child_a != nullptr);
     for (const ncclComm_t c : {child_a, child_b, a.comm, b.comm}) {
         CHECK(ncclCommFinalize(c) == ncclInProgress);
-        CHECK(soon([&] { return state(c) == ncclSuccess; }));
+        CHECK(soon([&] { return state(c) == ncclSuccess; }, std::chrono::seconds(5)));
         ok(ncclCommDestroy(c));
     }
     no_problems();

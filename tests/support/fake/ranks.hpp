@@ -2,7 +2,6 @@
 // Needs fake_cuda, fake_nccl, doctest.
 #pragma once
 
-#include <chrono>  // bounded times
 #include <thread>  // ranks
 #include <vector>  // ranks
 
@@ -10,6 +9,7 @@
 
 #include <support/fake_cuda.hpp>  // streams
 #include <support/fake_nccl.hpp>  // communicators
+#include <support/soon.hpp>       // bounded waits
 
 namespace tutti::test {
 
@@ -60,14 +60,6 @@ template <class Body> void ranks(int n, Body body, ncclResult_t (*end)(ncclComm_
 }
 
 inline bool done(cudaStream_t s) { return cudaStreamQuery(s) == cudaSuccess; }
-template <class Condition> bool soon(Condition holds) {
-    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-         std::chrono::steady_clock::now() < end;) {
-        if (holds()) { return true; }
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    return false;
-}
 
 struct fixture {
     std::size_t live = fake_nccl::live_communicators();
